@@ -1,0 +1,133 @@
+"""Which implementation runs a call, and why.
+
+A backend says whether it can be used at all (`unavailable`) and whether it takes a given call
+(`refuses`), each with the reason. Automatic choice takes the first that does both, in the order below;
+a backend that was asked for by name either runs or raises.
+
+CPU tensors normally never come here: the C++ kernels are registered with the dispatcher and are called
+without Python (see `cpu.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from . import cpu, reference
+from .base import Backend, Call
+
+__all__ = ["Backend", "BackendStatus", "Call", "backends", "forced_backend", "select", "use_backend"]
+
+REGISTRY: dict[str, Backend] = {b.name: b for b in (cpu.BACKEND, reference.BACKEND)}
+"""In order of preference."""
+
+ENVIRONMENT_VARIABLE = "MXFP4_OPS_BACKEND"
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of `backends()`.
+
+    Attributes:
+        name: what `use_backend` takes.
+        available: whether it can be used here at all.
+        reason: why not, or None.
+        serves: the devices it serves.
+        detail: which variant of it is in use.
+    """
+
+    name: str
+    available: bool
+    reason: str | None
+    serves: str
+    detail: str
+
+
+def backends() -> list[BackendStatus]:
+    """The backends in order of preference: which exist, which are usable, and why not."""
+    status = []
+    for backend in REGISTRY.values():
+        reason = backend.unavailable()
+        detail = "" if reason else backend.detail()
+        status.append(BackendStatus(backend.name, reason is None, reason, backend.serves, detail))
+    return status
+
+
+class _Forced(threading.local):
+    """The backend that was asked for by name: the environment's, unless `use_backend` says else."""
+
+    name: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
+
+
+_forced = _Forced()
+cpu.set_default_force(_Forced.name)
+
+
+def forced_backend() -> str | None:
+    """Name of the backend that calls of this thread must use, or None for automatic choice."""
+    return _forced.name
+
+
+def _named(name: str) -> Backend:
+    try:
+        return REGISTRY[name]
+    except KeyError:
+        known = ", ".join(map(repr, REGISTRY))
+        raise ValueError(f"unknown backend {name!r}; there are {known}") from None
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Run every call of this thread on one backend inside a `with` block.
+
+    Args:
+        name: one of `backends()`, or None for automatic choice.
+
+    Raises:
+        ValueError: there is no such backend.
+        RuntimeError: it cannot be used here; the message says why. A call inside the block that the
+            backend cannot take raises `RuntimeError` as well.
+
+    It acts when an operator runs: put it around the call of a compiled model, not inside of one.
+    """
+    if name is not None:
+        reason = _named(name).unavailable()
+        if reason is not None:
+            raise RuntimeError(f"backend {name!r} cannot be used: {reason}")
+    previous = _forced.name
+    _forced.name = name
+    cpu.force(name)
+    try:
+        yield
+    finally:
+        _forced.name = previous
+        cpu.force(previous)
+
+
+def select(call: Call, forced: str | None) -> Backend:
+    """The backend for a call.
+
+    Raises:
+        ValueError: the forced backend does not exist.
+        RuntimeError: the forced backend cannot be used or does not take this call.
+    """
+    if forced is not None:
+        backend = _named(forced)
+        reason = backend.unavailable() or backend.refuses(call)
+        if reason is not None:
+            raise RuntimeError(f"backend {forced!r} was asked for, but {reason}")
+        return backend
+    for backend in REGISTRY.values():
+        if backend.unavailable() is None and backend.refuses(call) is None:
+            return backend
+    raise RuntimeError(f"no backend takes {call}")
+
+
+def run(call: Call, *args: object) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Run `call` with the operator's arguments, in the schema's order, on the selected backend."""
+    return select(call, _forced.name).run(call, *args)

@@ -1,0 +1,211 @@
+"""The operators `torch.ops.mxfp4.*`: registration, shape functions, gradients, FLOP counts.
+
+They are opaque to the compiler. A function that branches on M would be specialised to each branch if
+Dynamo saw inside of it; this way a model compiles once and each call picks its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from . import checks, layout
+from .backends import Call, run
+from .formats import BLOCK
+from .schema import NAMESPACE, SCHEMAS
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+# The same operators without the C++ kernels: where those send a call that `use_backend` wants elsewhere.
+_python_library = torch.library.Library(f"{NAMESPACE}_python", "DEF")
+
+
+def _register(implementation: Callable[..., Any], shape_function: Callable[..., Any]) -> None:
+    name = implementation.__name__
+    for library in (_library, _python_library):
+        library.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shape_function, lib=_library)
+
+
+def quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    shuffled: bool = False,
+    scale_mode: str = "even",
+) -> Any:
+    m, n, k = checks.quant_mm(x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode)
+    call = Call("quant_mm", x.device, x.dtype, m, n, k, shuffled)
+    return run(call, x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode)
+
+
+def _quant_mm_shape(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    shuffled: bool = False,
+    scale_mode: str = "even",
+) -> Tensor:
+    n = checks.quant_mm(x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode).n
+    return x.new_empty(*x.shape[:-1], n, dtype=out_dtype or x.dtype)
+
+
+def mm(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    shuffled: bool = False,
+) -> Any:
+    m, n, k = checks.mm(a, a_scale, b, b_scale, bias, out_dtype, shuffled)
+    call = Call("mm", a.device, a.dtype, m, n, k, shuffled)
+    return run(call, a, a_scale, b, b_scale, bias, out_dtype, shuffled)
+
+
+def _mm_shape(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    shuffled: bool = False,
+) -> Tensor:
+    n = checks.mm(a, a_scale, b, b_scale, bias, out_dtype, shuffled).n
+    return a.new_empty(*a.shape[:-1], n, dtype=out_dtype)
+
+
+def quantize(x: Tensor, *, scale_mode: str = "even") -> Any:
+    m, n, k = checks.quantize(x, scale_mode)
+    return run(Call("quantize", x.device, x.dtype, m, n, k), x, scale_mode)
+
+
+def _quantize_shape(x: Tensor, *, scale_mode: str = "even") -> tuple[Tensor, Tensor]:
+    k = checks.quantize(x, scale_mode).k
+    lead = x.shape[:-1]
+    return (
+        x.new_empty(*lead, k // 2, dtype=torch.uint8),
+        x.new_empty(*lead, k // BLOCK, dtype=torch.uint8),
+    )
+
+
+def dequantize(q: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Any:
+    m, n, k = checks.dequantize(q, scale, dtype)
+    return run(Call("dequantize", q.device, q.dtype, m, n, k), q, scale, dtype)
+
+
+def _dequantize_shape(q: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    k = checks.dequantize(q, scale, dtype).k
+    return q.new_empty(*q.shape[:-1], k, dtype=dtype)
+
+
+def shuffle(weight: Tensor, weight_scale: Tensor) -> tuple[Tensor, Tensor]:
+    checks.shuffle(weight, weight_scale)
+    return layout.shuffle(weight, weight_scale)
+
+
+def _shuffle_shape(weight: Tensor, weight_scale: Tensor) -> tuple[Tensor, Tensor]:
+    _, n, k = checks.shuffle(weight, weight_scale)
+    code_shape, scale_shape = layout.shuffled_shapes(n, k)
+    return weight.new_empty(code_shape), weight_scale.new_empty(scale_shape)
+
+
+def unshuffle(weight: Tensor, weight_scale: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    checks.unshuffle(weight, weight_scale, n, k)
+    return layout.unshuffle(weight, weight_scale, n, k)
+
+
+def _unshuffle_shape(weight: Tensor, weight_scale: Tensor, n: int, k: int) -> tuple[Tensor, Tensor]:
+    checks.unshuffle(weight, weight_scale, n, k)
+    return weight.new_empty(n, k // 2), weight_scale.new_empty(n, k // BLOCK)
+
+
+_register(quant_mm, _quant_mm_shape)
+_register(mm, _mm_shape)
+_register(quantize, _quantize_shape)
+_register(dequantize, _dequantize_shape)
+_register(shuffle, _shuffle_shape)
+_register(unshuffle, _unshuffle_shape)
+
+
+# Gradients. Quantisation is a staircase, so its true derivative is useless: x gets the straight-through
+# gradient, as if it had not been quantised. Codes and scales get none.
+
+
+def _save_for_quant_mm(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
+) -> None:
+    x, weight, weight_scale, bias = inputs
+    ctx.save_for_backward(weight, weight_scale)
+    ctx.shuffled = keyword_only_inputs["shuffled"]
+    ctx.x_dtype, ctx.k = x.dtype, x.shape[-1]
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _quant_mm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grad_x = None
+    if ctx.needs_input_grad[0]:
+        weight, weight_scale = ctx.saved_tensors
+        n = weight.shape[0]
+        if ctx.shuffled:
+            weight, weight_scale = torch.ops.mxfp4.unshuffle(weight, weight_scale, n, ctx.k)
+        # bfloat16 holds every weight exactly; float16 would overflow.
+        dtype = torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
+        w = torch.ops.mxfp4.dequantize(weight, weight_scale, dtype=dtype)
+        grad_x = (grad.to(dtype) @ w).to(ctx.x_dtype)
+    return grad_x, None, None, _bias_gradient(ctx, grad, 3)
+
+
+def _save_for_mm(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
+) -> None:
+    bias = inputs[4]
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _mm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return None, None, None, None, _bias_gradient(ctx, grad, 4)
+
+
+def _bias_gradient(ctx: Any, grad: Tensor, position: int) -> Tensor | None:
+    # The dispatcher drops arguments that equal their default, so without a bias there is no entry.
+    if ctx.bias_dtype is None or not ctx.needs_input_grad[position]:
+        return None
+    leading = list(range(grad.dim() - 1))
+    return (grad.sum(leading, dtype=torch.float32) if leading else grad).to(ctx.bias_dtype)
+
+
+torch.library.register_autograd(
+    f"{NAMESPACE}::quant_mm", _quant_mm_gradients, setup_context=_save_for_quant_mm, lib=_library
+)
+torch.library.register_autograd(
+    f"{NAMESPACE}::mm", _mm_gradients, setup_context=_save_for_mm, lib=_library
+)
+
+
+# FLOPs are those of the product, 2 M N K; the work of quantising is not counted.
+
+
+@register_flop_formula(torch.ops.mxfp4.quant_mm)
+def _quant_mm_flops(x_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 2 * out_shape.numel() * x_shape[-1]
+
+
+@register_flop_formula(torch.ops.mxfp4.mm)
+def _mm_flops(a_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+    return 2 * out_shape.numel() * (a_shape[-1] * 2)
