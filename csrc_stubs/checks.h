@@ -1,0 +1,45 @@
+// The checks of mxfp4_ops/checks.py in its words, for calls that never pass through Python.
+// std::invalid_argument arrives there as ValueError.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "kernels.h"
+
+namespace mxfp4 {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+template <class... Parts>
+void need(bool ok, const Parts&... parts) {
+  if (ok) return;
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
+struct Sizes {
+  int64_t m, n, k;
+};
+
+Sizes check_quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                     const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                     bool shuffled);
+Sizes check_mm(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+               const std::optional<Tensor>& bias, ScalarType out_dtype, bool shuffled);
+Sizes check_quantize(const Tensor& x);
+Sizes check_dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype);
+
+ScaleMode scale_mode_of(const std::string& name);
+Float float_of_dtype(ScalarType dtype);  // of a dtype that has been checked
+
+}  // namespace mxfp4

@@ -1,0 +1,50 @@
+#include "force.h"
+
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "c_api.h"
+
+namespace mxfp4 {
+namespace {
+
+struct Choice {
+  Force force = Force::run;
+  std::string reason;
+};
+
+std::mutex default_mutex;
+Choice default_choice;
+thread_local std::optional<Choice> thread_choice;
+
+Choice& of_this_thread() {
+  if (!thread_choice) {
+    const std::lock_guard<std::mutex> lock(default_mutex);
+    thread_choice = default_choice;
+  }
+  return *thread_choice;
+}
+
+}  // namespace
+
+bool forced_to_reference() {
+  const Choice& choice = of_this_thread();
+  if (choice.force == Force::refuse) throw std::runtime_error(choice.reason);
+  return choice.force == Force::to_reference;
+}
+
+}  // namespace mxfp4
+
+void mxfp4_cpu_force(int force, const char* reason) {
+  mxfp4::of_this_thread() = {static_cast<mxfp4::Force>(force), reason};
+}
+
+void mxfp4_cpu_default_force(int force, const char* reason) {
+  {
+    const std::lock_guard<std::mutex> lock(mxfp4::default_mutex);
+    mxfp4::default_choice = {static_cast<mxfp4::Force>(force), reason};
+  }
+  mxfp4_cpu_force(force, reason);
+}

@@ -1,0 +1,11 @@
+// What `mxfp4_ops.use_backend` asks of calls on CPU tensors.
+#pragma once
+
+namespace mxfp4 {
+
+enum class Force { run = 0, to_reference = 1, refuse = 2 };
+
+// This thread's. Throws std::runtime_error with the reason that Python gave if it is `refuse`.
+bool forced_to_reference();
+
+}  // namespace mxfp4

@@ -1,0 +1,238 @@
+// The operators on CPU tensors, through PyTorch's stable ABI: one library for every torch from 2.11 on.
+#include <torch/csrc/stable/library.h>
+
+#include <atomic>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "checks.h"
+#include "force.h"
+#include "kernels.h"
+
+namespace mxfp4 {
+namespace {
+
+using torch::stable::parallel_for;
+
+// Below this much work for a thread, starting it costs more than it saves (about 10 us each).
+constexpr int64_t kBlocksPerThread = 512;
+constexpr int64_t kMultiplyAddsPerThread = 1 << 19;
+
+// Rows of activations that are multiplied together: with K = 4096, 1 MiB of them, half of an L2 cache.
+constexpr int64_t kRowsAtOnce = 192;
+
+// A tensor [..., columns] as rows, by its strides: nothing is copied.
+class Rows {
+ public:
+  explicit Rows(const Tensor& t)
+      : data_(static_cast<const char*>(t.const_data_ptr())),
+        sizes_(t.sizes().begin(), t.sizes().end()),
+        strides_(t.strides().begin(), t.strides().end()) {
+    const auto dtype = t.scalar_type();
+    itemsize_ = dtype == ScalarType::Float                                   ? 4
+                : dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2
+                                                                             : 1;
+  }
+  int64_t stride() const { return strides_.back(); }
+  // The address of element `column` of row `row`.
+  const void* at(int64_t row, int64_t column = 0) const {
+    int64_t offset = column * strides_.back();
+    for (size_t d = sizes_.size() - 1; d-- > 0;) {
+      offset += row % sizes_[d] * strides_[d];
+      row /= sizes_[d];
+    }
+    return data_ + offset * itemsize_;
+  }
+  const uint8_t* bytes(int64_t row, int64_t column = 0) const {
+    return static_cast<const uint8_t*>(at(row, column));
+  }
+
+ private:
+  const char* data_;
+  std::vector<int64_t> sizes_, strides_;
+  int64_t itemsize_;
+};
+
+// Calls f(row, first block, end block) for all rows, several threads sharing the blocks.
+template <class F>
+void for_blocks(int64_t rows, int64_t blocks, const F& f) {
+  parallel_for(0, rows * blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t row = begin / blocks, first = begin % blocks;
+      const int64_t last = std::min(blocks, first + end - begin);
+      f(row, first, last);
+      begin += last - first;
+    }
+  });
+}
+
+Tensor new_tensor(const Tensor& like, int64_t last, ScalarType dtype) {
+  const auto sizes = like.sizes();
+  std::vector<int64_t> shape(sizes.begin(), sizes.end());
+  shape.back() = last;
+  return torch::stable::empty(shape, dtype, std::nullopt,
+                              torch::stable::Device(torch::headeronly::DeviceType::CPU));
+}
+
+// Hands a call on to the Python side, where `use_backend` wants it.
+template <class Result, class... Args>
+Result in_python(const char* name, const Args&... args) {
+  std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  if constexpr (std::is_same_v<Result, Tensor>) {
+    return torch::stable::detail::to<Tensor>(stack[0]);
+  } else {
+    return {torch::stable::detail::to<Tensor>(stack[0]),
+            torch::stable::detail::to<Tensor>(stack[1])};
+  }
+}
+
+std::tuple<Tensor, Tensor> quantize(const Tensor& x, const std::string& scale_mode) {
+  const ScaleMode mode = scale_mode_of(scale_mode);
+  const auto [m, n, k] = check_quantize(x);
+  if (forced_to_reference()) {
+    return in_python<std::tuple<Tensor, Tensor>>("mxfp4_python::quantize", x, scale_mode);
+  }
+  Tensor codes = new_tensor(x, k / 2, ScalarType::Byte);
+  Tensor scales = new_tensor(x, k / kBlock, ScalarType::Byte);
+  auto* codes_data = static_cast<uint8_t*>(codes.mutable_data_ptr());
+  auto* scales_data = static_cast<uint8_t*>(scales.mutable_data_ptr());
+  const Rows rows(x);
+  const Float type = float_of_dtype(x.scalar_type());
+  const Kernels& run = kernels();
+  const int64_t blocks = k / kBlock;
+  for_blocks(m, blocks, [&](int64_t row, int64_t first, int64_t last) {
+    const int64_t at = row * blocks + first;
+    run.quantize(rows.at(row, first * kBlock), type, rows.stride(), last - first, mode,
+                 codes_data + at * (kBlock / 2), scales_data + at);
+  });
+  return {codes, scales};
+}
+
+Tensor dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype) {
+  const auto [m, n, k] = check_dequantize(q, scale, dtype);
+  if (forced_to_reference()) {
+    return in_python<Tensor>("mxfp4_python::dequantize", q, scale, dtype);
+  }
+  Tensor out = new_tensor(q, k, dtype);
+  auto* data = static_cast<char*>(out.mutable_data_ptr());
+  const Rows codes(q), scales(scale);
+  const Float type = float_of_dtype(dtype);
+  const Kernels& run = kernels();
+  const int64_t blocks = k / kBlock;
+  for_blocks(m, blocks, [&](int64_t row, int64_t first, int64_t last) {
+    run.dequantize(codes.bytes(row, first * (kBlock / 2)), scales.bytes(row, first), last - first,
+                   type, data + (row * blocks + first) * kBlock * size_of(type));
+  });
+  return out;
+}
+
+// Activations [m, k], ready to be multiplied.
+struct Activations {
+  Activations(int64_t m, int64_t k)
+      : m(m), blocks(k / kBlock), block(new ActivationBlock[m * blocks]), huge(m) {}
+  int64_t m, blocks;
+  std::unique_ptr<ActivationBlock[]> block;
+  std::vector<std::atomic<bool>> huge;  // several threads may work on a row
+
+  void set(const Kernels& run, const uint8_t* codes, const uint8_t* scales, int64_t row,
+           int64_t first, int64_t last) {
+    if (run.prepare(codes, scales, last - first, &block[row * blocks + first])) {
+      huge[row].store(true, std::memory_order_relaxed);
+    }
+  }
+};
+
+Tensor multiply(const Activations& x, const Tensor& like, const Tensor& weight,
+                const Tensor& weight_scale, const std::optional<Tensor>& bias,
+                ScalarType out_dtype, bool shuffled, const Kernels& run) {
+  const int64_t n = weight.size(0);
+  Tensor out = new_tensor(like, n, out_dtype);
+  if (x.m == 0 || n == 0) return out;
+
+  std::vector<float> bias_values;
+  if (bias) {
+    const Float type = float_of_dtype(bias->scalar_type());
+    for (int64_t i = 0; i < n; ++i) {
+      bias_values.push_back(load(bias->const_data_ptr(), type, i * bias->stride(0)));
+    }
+  }
+  const Output output{out.mutable_data_ptr(), float_of_dtype(out_dtype),
+                      bias ? bias_values.data() : nullptr};
+  const Weight operand{static_cast<const uint8_t*>(weight.const_data_ptr()),
+                       static_cast<const uint8_t*>(weight_scale.const_data_ptr()),
+                       weight.stride(0),
+                       weight_scale.stride(0),
+                       n,
+                       x.blocks,
+                       shuffled};
+  const std::vector<uint8_t> huge(x.huge.begin(), x.huge.end());
+
+  const int64_t panels = (n + run.panel - 1) / run.panel;
+  const int64_t chunks = (x.m + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int64_t work = std::max<int64_t>(1, std::min(x.m, kRowsAtOnce) * run.panel * x.blocks * kBlock);
+  parallel_for(0, chunks * panels, std::max<int64_t>(1, kMultiplyAddsPerThread / work),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t task = begin; task < end; ++task) {
+                   const int64_t m = task / panels * kRowsAtOnce;
+                   run.product(x.block.get(), huge.data(), m, std::min(x.m, m + kRowsAtOnce),
+                               operand, task % panels, output);
+                 }
+               });
+  return out;
+}
+
+Tensor quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                bool shuffled, const std::string& scale_mode) {
+  const ScaleMode mode = scale_mode_of(scale_mode);
+  const auto [m, n, k] = check_quant_mm(x, weight, weight_scale, bias, out_dtype, shuffled);
+  if (forced_to_reference()) {
+    return in_python<Tensor>("mxfp4_python::quant_mm", x, weight, weight_scale, bias, out_dtype,
+                             shuffled, scale_mode);
+  }
+  const Kernels& run = kernels();
+  const Rows rows(x);
+  const Float type = float_of_dtype(x.scalar_type());
+  Activations activations(m, k);
+  for_blocks(m, k / kBlock, [&](int64_t row, int64_t first, int64_t last) {
+    // A few blocks at a time, which stay in the L1 cache.
+    constexpr int64_t kAtOnce = 64;
+    uint8_t codes[kAtOnce * kBlock / 2], scales[kAtOnce];
+    for (; first < last; first += kAtOnce) {
+      const int64_t count = std::min(kAtOnce, last - first);
+      run.quantize(rows.at(row, first * kBlock), type, rows.stride(), count, mode, codes, scales);
+      activations.set(run, codes, scales, row, first, first + count);
+    }
+  });
+  return multiply(activations, x, weight, weight_scale, bias,
+                  out_dtype.value_or(x.scalar_type()), shuffled, run);
+}
+
+Tensor mm(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+          const std::optional<Tensor>& bias, ScalarType out_dtype, bool shuffled) {
+  const auto [m, n, k] = check_mm(a, a_scale, b, b_scale, bias, out_dtype, shuffled);
+  if (forced_to_reference()) {
+    return in_python<Tensor>("mxfp4_python::mm", a, a_scale, b, b_scale, bias, out_dtype,
+                             shuffled);
+  }
+  const Kernels& run = kernels();
+  const Rows codes(a), scales(a_scale);
+  Activations activations(m, k);
+  for_blocks(m, k / kBlock, [&](int64_t row, int64_t first, int64_t last) {
+    activations.set(run, codes.bytes(row, first * (kBlock / 2)), scales.bytes(row, first), row,
+                    first, last);
+  });
+  return multiply(activations, a, b, b_scale, bias, out_dtype, shuffled, run);
+}
+
+}  // namespace
+}  // namespace mxfp4
+
+STABLE_TORCH_LIBRARY_IMPL(mxfp4, CPU, m) {
+  m.impl("quant_mm", TORCH_BOX(&mxfp4::quant_mm));
+  m.impl("mm", TORCH_BOX(&mxfp4::mm));
+  m.impl("quantize", TORCH_BOX(&mxfp4::quantize));
+  m.impl("dequantize", TORCH_BOX(&mxfp4::dequantize));
+}

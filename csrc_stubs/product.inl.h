@@ -1,0 +1,149 @@
+// The product, over a vector type V whose lanes are columns of the result (rows of the weight).
+// Included by each instruction set's file, inside of its own namespace.
+//
+// A block's dot product is exact in integers. It is multiplied by the two scales (powers of two, so
+// exact as well) and added to the float32 sum: one rounding a block, in the order of K. Every
+// instruction set does just that, so all give the same bits.
+
+// One panel of V::width rows of the weight.
+struct Panel {
+  const uint8_t* codes;
+  int64_t code_row;    // bytes from row to row
+  int64_t code_block;  // bytes from block to block
+  const uint8_t* scales;
+  int64_t scale_row;   // plain: bytes from row to row
+  int scale_half;      // shuffled: which half of 32 rows
+};
+
+inline constexpr int64_t kScalesAtOnce = 4;  // bytes in a lane
+
+// The scale bytes of block b in each lane's low byte. Plain: `four` carries four blocks' bytes from
+// call to call, blocks being asked for in order.
+template <class V, bool shuffled>
+typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks,
+                            typename V::Int& four) {
+  int shift;
+  if constexpr (shuffled) {
+    // [K/256, K/32 % 4, row % 16, (K/32 / 4) % 2, (row / 16) % 2]
+    four = V::load_int(panel.scales + (b / 8 * 4 + b % 4) * 64);
+    shift = 8 * (b % 8 / 4 * 2 + panel.scale_half);
+  } else {
+    const int64_t within = b % kScalesAtOnce;
+    if (within == 0) {
+      four = blocks - b >= kScalesAtOnce
+                 ? V::gather(panel.scales + b, panel.scale_row)
+                 : V::gather_few(panel.scales + b, panel.scale_row, blocks - b);
+    }
+    shift = static_cast<int>(8 * within);
+  }
+  return V::and_(V::shift_right_by(four, shift), V::set(255));
+}
+
+// Float scales from their bytes; lanes whose codes are all zero get 0 for byte 0 (see
+// ActivationBlock::scale).
+template <class V>
+typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& codes) {
+  const auto special = V::equal_either(bytes, 0, kScaleNan);
+  auto bits = V::or_(V::template shift_left<23>(bytes), V::and_(special, V::set(0x400000)));
+  if (V::any(special)) bits = V::where_zero_codes(codes, V::equal_either(bytes, 0, 0), bits);
+  return V::as_float(bits);
+}
+
+template <class V, bool shuffled, int rows, bool huge>
+void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0, int64_t n,
+          int64_t m, const Output& out) {
+  typename V::Float sum[rows];
+  for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
+  typename V::Int four = V::zero();
+  for (int64_t b = 0; b < blocks; ++b) {
+    const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
+    const auto scale =
+        scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
+    const auto weights = V::expand(codes);
+    for (int r = 0; r < rows; ++r) {
+      const ActivationBlock& block = x[r * blocks + b];
+      const auto dot = V::to_float(V::dot(weights, block));
+      const auto x_scale = V::set_float(block.scale);
+      if constexpr (huge) {
+        // 2^-13 keeps the sum times the scale in range until the weight's scale is in.
+        const auto shrunk = V::mul(V::mul(dot, V::set_float(0x1p-13f)), x_scale);
+        sum[r] = V::fma(V::mul(shrunk, scale), V::set_float(0x1p13f), sum[r]);
+      } else {
+        sum[r] = V::fma(V::mul(dot, x_scale), scale, sum[r]);
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (out.bias) sum[r] = V::add_float(sum[r], V::load_some(out.bias + n0, n - n0));
+    V::store_some(out.data, out.type, (m + r) * n + n0, sum[r], n - n0);
+  }
+}
+
+template <class V, bool shuffled, int rows>
+void tile_of(int count, const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0,
+             int64_t n, int64_t m, const Output& out) {
+  if constexpr (rows > 1) {
+    if (count < rows) {
+      return tile_of<V, shuffled, rows - 1>(count, x, blocks, panel, n0, n, m, out);
+    }
+  }
+  tile<V, shuffled, rows, false>(x, blocks, panel, n0, n, m, out);
+}
+
+template <class V, bool shuffled>
+void all_rows(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
+              const Weight& weight, const Panel& panel, int64_t n0, const Output& out) {
+  const int64_t blocks = weight.blocks, n = weight.n;
+  const int64_t tiles = (m_end - m_begin + V::tile_rows - 1) / V::tile_rows;
+  int64_t m = m_begin;
+  for (int64_t t = 0; t < tiles; ++t) {
+    // As even as can be: 16 rows are 8 + 8, not 12 + 4.
+    const int64_t count = (m_end - m) / (tiles - t);
+    bool any_huge = false;
+    for (int64_t r = 0; r < count; ++r) any_huge |= huge[m + r] != 0;
+    if (any_huge) {
+      for (int64_t r = 0; r < count; ++r) {
+        const ActivationBlock* row = x + (m + r) * blocks;
+        huge[m + r] ? tile<V, shuffled, 1, true>(row, blocks, panel, n0, n, m + r, out)
+                    : tile<V, shuffled, 1, false>(row, blocks, panel, n0, n, m + r, out);
+      }
+    } else {
+      tile_of<V, shuffled, V::tile_rows>(static_cast<int>(count), x + m * blocks, blocks, panel,
+                                         n0, n, m, out);
+    }
+    m += count;
+  }
+}
+
+template <class V>
+void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
+             const Weight& weight, int64_t panel_index, const Output& out) {
+  const int64_t blocks = weight.blocks, n0 = panel_index * V::width;
+  if (weight.shuffled) {
+    // Codes are tiles of 16 rows by one block, 256 bytes each; scales, of 32 rows by 8 blocks.
+    const int64_t code_blocks = (blocks + 1) / 2 * 2, scale_groups = (blocks + 7) / 8;
+    Panel panel{weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16, 256,
+                weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
+                static_cast<int>(n0 / 16 % 2)};
+    return all_rows<V, true>(x, huge, m_begin, m_end, weight, panel, n0, out);
+  }
+  if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
+    Panel panel{weight.codes + n0 * weight.code_row, weight.code_row, kBlock / 2,
+                weight.scales + n0 * weight.scale_row, weight.scale_row, 0};
+    return all_rows<V, false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+  }
+  // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
+  std::vector<uint8_t> codes(V::width * blocks * (kBlock / 2)), scales(V::width * blocks, 127);
+  for (int64_t r = 0; r < V::width && n0 + r < weight.n; ++r) {
+    std::memcpy(codes.data() + r * blocks * (kBlock / 2),
+                weight.codes + (n0 + r) * weight.code_row, blocks * (kBlock / 2));
+    std::memcpy(scales.data() + r * blocks, weight.scales + (n0 + r) * weight.scale_row, blocks);
+  }
+  Panel panel{codes.data(), blocks * (kBlock / 2), kBlock / 2, scales.data(), blocks, 0};
+  all_rows<V, false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+}
+
+template <class V>
+constexpr Kernels make_kernels(const char* name) {
+  return {name, V::width, quantize<V>, dequantize<V>, prepare<V>, product<V>};
+}

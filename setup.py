@@ -1,0 +1,76 @@
+"""Builds the C++ CPU kernels, if it can; everything else is in pyproject.toml.
+
+MXFP4_BUILD_CPP=auto (default) builds them when torch and a compiler are there and otherwise installs
+without them, on the reference; 1 fails if they cannot be built; 0 never builds them.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = sorted(str(path) for path in Path("csrc_stubs").glob("*.cpp"))
+HEADERS = sorted(str(path) for path in Path("csrc_stubs").glob("*.h"))
+
+# The oldest torch whose stable ABI the kernels need; the library then loads into any newer one.
+OLDEST_TORCH = (2, 11)
+
+
+def cpu_extension(required: bool) -> Extension | None:
+    """The extension, or None (with a warning) if the torch to build against is missing."""
+    try:
+        import torch
+        from torch.utils.cpp_extension import include_paths, library_paths
+    except ImportError:
+        problem = "torch is not installed in the environment that builds (use --no-build-isolation)"
+    else:
+        version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        if version >= OLDEST_TORCH:
+            major, minor = OLDEST_TORCH
+            return Extension(
+                "mxfp4_ops._cpu",
+                sources=SOURCES,
+                depends=HEADERS,
+                include_dirs=include_paths(),
+                library_dirs=library_paths(),
+                libraries=["torch", "torch_cpu"],
+                define_macros=[("TORCH_TARGET_VERSION", f"0x{major:02x}{minor:02x}000000000000")],
+                extra_compile_args=["/O2", "/std:c++17"]
+                if os.name == "nt"
+                else ["-O3", "-std=c++17", "-fvisibility=hidden"],
+                py_limited_api=True,
+                optional=not required,
+            )
+        problem = f"torch {torch.__version__} is too old, 2.11 is needed"
+    if required:
+        sys.exit(f"MXFP4_BUILD_CPP=1, but {problem}")
+    warnings.warn(f"mxfp4-ops is installed without its C++ kernels: {problem}", stacklevel=1)
+    return None
+
+
+class BuildLibrary(build_ext):
+    """A library that torch loads, not a module that Python imports: there is no PyInit to export."""
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []
+
+
+def arguments() -> dict[str, Any]:
+    mode = os.environ.get("MXFP4_BUILD_CPP", "auto")
+    if mode not in ("auto", "0", "1"):
+        sys.exit(f"MXFP4_BUILD_CPP must be auto, 0 or 1, not {mode!r}")
+    extension = None if mode == "0" else cpu_extension(required=mode == "1")
+    if extension is None:
+        return {}
+    return {
+        "ext_modules": [extension],
+        "cmdclass": {"build_ext": BuildLibrary},
+        "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
+    }
+
+
+setup(**arguments())
