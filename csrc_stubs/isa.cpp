@@ -15,8 +15,8 @@ const std::vector<const Kernels*>& usable() {
     std::vector<const Kernels*> found{&kScalarKernels};
 #ifdef MXFP4_X86
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")) {
+    // F16C came before AVX2 in every processor, and older compilers do not know its name here.
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       found.push_back(&kAvx2Kernels);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

@@ -3,6 +3,8 @@
 
 #ifdef MXFP4_X86
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>

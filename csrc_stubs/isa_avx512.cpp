@@ -4,6 +4,8 @@
 
 #ifdef MXFP4_X86
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -1,7 +1,6 @@
-// What the x86 instruction sets share, on 128-bit vectors. Include it after the target pragma.
+// What the x86 instruction sets share, on 128-bit vectors. Include it after the target pragma, and the
+// system's headers before.
 #pragma once
-
-#include <immintrin.h>
 
 #include "kernels.h"
 
