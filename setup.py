@@ -1,7 +1,7 @@
 """Builds the C++ CPU kernels, if it can; everything else is in pyproject.toml.
 
-MXFP4_BUILD_CPP=auto (default) builds them when torch and a compiler are there and otherwise installs
-without them, on the reference; 1 fails if they cannot be built; 0 never builds them.
+MXFP4_BUILD_CPP=auto (default) builds them when torch and a compiler are there and otherwise
+installs without them, on the reference; 1 fails if they cannot be built; 0 never builds them.
 """
 
 import os
@@ -53,7 +53,7 @@ def cpu_extension(required: bool) -> Extension | None:
 
 
 class BuildLibrary(build_ext):
-    """A library that torch loads, not a module that Python imports: there is no PyInit to export."""
+    """A library that torch loads, not a module that Python imports: it exports no PyInit."""
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []

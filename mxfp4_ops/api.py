@@ -1,5 +1,5 @@
-"""The functions that users import. Each is `torch.ops.mxfp4.<name>` with a docstring; `quant_mm` also
-follows autocast, which the raw operator does not."""
+"""The functions that users import. Each is `torch.ops.mxfp4.<name>` with a docstring; `quant_mm`
+also follows autocast, which the raw operator does not."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def quant_mm(
         weight_scale: E8M0 scales `[N, K/32]`, one for 32 elements of K, uint8 or float8_e8m0fnu.
         bias: `[N]` in bfloat16, float16 or float32; added in float32 before the result is rounded.
         out_dtype: bfloat16, float16 or float32; `x.dtype` if None.
-        shuffled: the weight is in the device layout that `shuffle` makes. The result then has as many
-            columns as `weight` has rows, N rounded up to 16; the added columns are zero (plus bias).
+        shuffled: the weight is in the device layout that `shuffle` makes. The result then has as
+            many columns as `weight` has rows, N rounded up to 16; the added columns are zero (plus
+            bias, which must be as long).
         scale_mode: how the scale of a block of `x` follows from its largest magnitude: `even`
             (AMD Quark, AITER), `floor` (OCP MX v1.0, 6.3) or `ceil` (no element saturates).
 
     Returns:
-        A new tensor `[..., N]`. Sums are float32; backends differ from each other by the order of the
-        additions only, at most 1e-6 * sum(|Q(x)| * |W|) before the result is rounded to `out_dtype`.
+        A new tensor `[..., N]`. Sums are float32; backends differ from each other by the order of
+        the additions only, at most 1e-6 * sum(|Q(x)| * |W|) before the result is rounded to
+        `out_dtype`.
         A NaN or an infinity in a row of `x` makes that row of the result NaN.
 
     Gradients: straight-through for `x` (as if it had not been quantised) and exact for `bias`.
@@ -86,7 +88,7 @@ def mm(
         shuffled: `b` is in the device layout, as in `quant_mm`; `a` is always plain.
 
     Returns:
-        A new tensor `[..., N]` with the accuracy that `quant_mm` states. Only `bias` has a gradient.
+        A new tensor `[..., N]`, as accurate as `quant_mm` says. Only `bias` has a gradient.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or layout.
@@ -108,10 +110,10 @@ def quantize(x: Tensor, *, scale_mode: ScaleMode = "even") -> tuple[Tensor, Tens
             `ceil`: 2**ceil(log2(amax / 6)), with which no element saturates.
 
     Returns:
-        Codes uint8 `[..., K/2]`, two to a byte with the even index in the low nibble, and E8M0 scale
-        bytes uint8 `[..., K/32]`. Elements round to nearest, ties to the even code, and saturate at
-        +-6 times the scale; zeros keep their sign. A block of zeros has scale byte 0; one that holds
-        a NaN or an infinity has scale byte 255 (NaN) and codes 0.
+        Codes uint8 `[..., K/2]`, two to a byte with the even index in the low nibble, and E8M0
+        scale bytes uint8 `[..., K/32]`. Elements round to nearest, ties to the even code, and
+        saturate at +-6 times the scale; zeros keep their sign. A block of zeros has scale byte 0;
+        one that holds a NaN or an infinity has scale byte 255 (NaN) and codes 0.
 
     Raises:
         ValueError: an argument has the wrong shape or dtype.
@@ -145,9 +147,9 @@ def shuffle(weight: Tensor, weight_scale: Tensor) -> tuple[Tensor, Tensor]:
         weight_scale: plain scales `[N, K/32]`, uint8 or float8_e8m0fnu.
 
     Returns:
-        New tensors of the same dtypes, padded to whole tiles: codes `[N', K'/2]` with N rounded up to
-        16 and K to 64, scales with rows rounded up to 256 and columns to 8. The pad is code 0 and
-        scale byte 127, which adds nothing to a product.
+        New tensors of the same dtypes, padded to whole tiles: codes `[N', K'/2]` with N rounded up
+        to 16 and K to 64, scales with rows rounded up to 256 and columns to 8. The pad is code 0
+        and scale byte 127, which adds nothing to a product.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or layout.

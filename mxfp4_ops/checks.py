@@ -1,5 +1,5 @@
-"""What each operator takes. Every wrong argument is a `ValueError` that names it, says what was given
-and what is needed. The C++ kernels make the same checks with the same words (csrc_stubs/checks.h).
+"""What each operator takes. Every wrong argument is a `ValueError` that names it, says what was
+given and what is needed. The C++ kernels check the same in the same words (csrc_stubs/checks.h).
 
 Each function returns the problem's sizes, so that nothing behind it has to work them out again.
 """
@@ -29,14 +29,14 @@ def _need(ok: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _dtype_names(dtypes: tuple[torch.dtype, ...]) -> str:
+def dtype_names(*dtypes: torch.dtype) -> str:
     return " or ".join(str(d).removeprefix("torch.") for d in dtypes)
 
 
 def _dtype(name: str, given: torch.dtype, allowed: tuple[torch.dtype, ...]) -> None:
     _need(
         given in allowed,
-        f"{name} must be {_dtype_names(allowed)}, got {str(given).removeprefix('torch.')}",
+        f"{name} must be {dtype_names(*allowed)}, got {dtype_names(given)}",
     )
 
 

@@ -3,8 +3,8 @@
 A block is 32 consecutive elements along K. Its elements are E2M1 codes (4 bits each, two to a byte,
 the even index in the low nibble) and share one E8M0 scale byte b, worth 2**(b - 127).
 
-The two functions here follow the format's definition in float64, where every step is exact. They are
-what the fast paths are compared with, bit for bit; they are not meant to be fast.
+The two functions here follow the format's definition in float64, where every step is exact. They
+are what the fast paths are compared with, bit for bit; they are not meant to be fast.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def quantize_reference(x: Tensor, scale_mode: str = "even") -> tuple[Tensor, Ten
         Codes uint8 `[..., K/2]` and scale bytes uint8 `[..., K/32]`.
 
     An element is x / scale, rounded to the nearest E2M1 value (ties to the even code), at most 6 in
-    magnitude; zero keeps its sign. A block of zeros has scale byte 0. A block that holds a NaN or an
-    infinity has scale byte 255 and codes 0.
+    magnitude; zero keeps its sign. A block of zeros has scale byte 0. A block that holds a NaN or
+    an infinity has scale byte 255 and codes 0.
     """
     blocks = x.to(torch.float64).unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(-1, keepdim=True)

@@ -4,8 +4,8 @@ Plain: codes `[N, K/2]` and scales `[N, K/32]`, row-major. Files and state dicts
 
 Shuffled: bytes in the order in which the matrix units take them, the same as AITER's
 `shuffle_weight(layout=(16, 16))` and `e8m0_shuffle`. It works in whole tiles, so both tensors are
-padded: codes to 16 rows and 32 columns (64 elements of K), scales to 256 rows and 8 columns. The pad is
-code 0 and scale byte 127, which adds nothing to a product.
+padded: codes to 16 rows and 32 columns (64 elements of K), scales to 256 rows and 8 columns. The
+pad is code 0 and scale byte 127, which adds nothing to a product.
 """
 
 from __future__ import annotations

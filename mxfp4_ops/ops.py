@@ -1,7 +1,7 @@
 """The operators `torch.ops.mxfp4.*`: registration, shape functions, gradients, FLOP counts.
 
-They are opaque to the compiler. A function that branches on M would be specialised to each branch if
-Dynamo saw inside of it; this way a model compiles once and each call picks its kernel.
+They are opaque to the compiler. A function that branches on M would be specialised to each branch
+if Dynamo saw inside of it; this way a model compiles once and each call picks its kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .schema import NAMESPACE, SCHEMAS
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 
-# The same operators without the C++ kernels: where those send a call that `use_backend` wants elsewhere.
+# The same operators without the C++ kernels, which send here what `use_backend` wants elsewhere.
 _python_library = torch.library.Library(f"{NAMESPACE}_python", "DEF")
 
 
@@ -143,8 +143,8 @@ _register(shuffle, _shuffle_shape)
 _register(unshuffle, _unshuffle_shape)
 
 
-# Gradients. Quantisation is a staircase, so its true derivative is useless: x gets the straight-through
-# gradient, as if it had not been quantised. Codes and scales get none.
+# Gradients. Quantisation is a staircase, so its true derivative is useless: x gets the
+# straight-through gradient, as if it had not been quantised. Codes and scales get none.
 
 
 def _save_for_quant_mm(

@@ -12,9 +12,7 @@ SCHEMAS: dict[str, str] = {
         "ScalarType out_dtype=bfloat16, bool shuffled=False) -> Tensor"
     ),
     "quantize": 'quantize(Tensor x, *, str scale_mode="even") -> (Tensor, Tensor)',
-    "dequantize": (
-        "dequantize(Tensor q, Tensor scale, *, ScalarType dtype=bfloat16) -> Tensor"
-    ),
+    "dequantize": ("dequantize(Tensor q, Tensor scale, *, ScalarType dtype=bfloat16) -> Tensor"),
     "shuffle": "shuffle(Tensor weight, Tensor weight_scale) -> (Tensor, Tensor)",
     "unshuffle": (
         "unshuffle(Tensor weight, Tensor weight_scale, int n, int k) -> (Tensor, Tensor)"

@@ -1,11 +1,11 @@
 """Which implementation runs a call, and why.
 
 A backend says whether it can be used at all (`unavailable`) and whether it takes a given call
-(`refuses`), each with the reason. Automatic choice takes the first that does both, in the order below;
-a backend that was asked for by name either runs or raises.
+(`refuses`), each with the reason. Automatic choice takes the first that does both, in the order
+below; a backend that was asked for by name either runs or raises.
 
-CPU tensors normally never come here: the C++ kernels are registered with the dispatcher and are called
-without Python (see `cpu.py`).
+CPU tensors normally never come here: the C++ kernels are registered with the dispatcher and are
+called without Python (see `cpu.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ import torch
 from . import cpu, reference
 from .base import Backend, Call
 
-__all__ = ["Backend", "BackendStatus", "Call", "backends", "forced_backend", "select", "use_backend"]
+__all__ = [
+    "Backend",
+    "BackendStatus",
+    "Call",
+    "backends",
+    "forced_backend",
+    "select",
+    "use_backend",
+]
 
 REGISTRY: dict[str, Backend] = {b.name: b for b in (cpu.BACKEND, reference.BACKEND)}
 """In order of preference."""

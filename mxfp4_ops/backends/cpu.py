@@ -1,7 +1,7 @@
 """The C++ kernels for CPU tensors (csrc_stubs/).
 
-Their library registers them for the dispatcher's CPU key, so a call reaches them without Python. All
-that is left here is to load it, to say which instruction set it uses, and to tell it when
+Their library registers them for the dispatcher's CPU key, so a call reaches them without Python.
+All that is left here is to load it, to say which instruction set it uses, and to tell it when
 `use_backend` wants something else.
 """
 
@@ -18,9 +18,8 @@ from .base import Backend, Call
 
 ISA_VARIABLE = "MXFP4_OPS_CPU_ISA"
 
-_FALLBACK = "mxfp4-ops was installed without its C++ kernels; "
-_REBUILD = (
-    "install a C++17 compiler and reinstall with "
+_NOT_BUILT = (
+    "mxfp4-ops was installed without its C++ kernels; install a C++17 compiler and reinstall with "
     "'MXFP4_BUILD_CPP=1 pip install --no-build-isolation .'"
 )
 
@@ -30,21 +29,19 @@ _RUN, _TO_REFERENCE, _REFUSE = 0, 1, 2
 
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The loaded library, or the reason why there is none."""
-    found = sorted(Path(__file__).parent.parent.glob("_cpu*.so"))
-    found += sorted(Path(__file__).parent.parent.glob("_cpu*.pyd"))
+    package = Path(__file__).parent.parent
+    found = sorted([*package.glob("_cpu*.so"), *package.glob("_cpu*.pyd")])
     if not found:
-        return None, _FALLBACK + _REBUILD
+        return None, _NOT_BUILT
     try:
-        torch.ops.load_library(str(found[0]))
         library = ctypes.CDLL(str(found[0]))
-    except OSError as error:
-        cause = error.__cause__ or error
-        return None, f"{found[0].name} does not load into torch {torch.__version__}: {cause}"
-    library.mxfp4_cpu_isa.restype = ctypes.c_char_p
-    library.mxfp4_cpu_isas.restype = ctypes.c_char_p
-    library.mxfp4_cpu_select.argtypes = [ctypes.c_char_p]
-    library.mxfp4_cpu_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
-    library.mxfp4_cpu_default_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
+        library.mxfp4_cpu_isa.restype = ctypes.c_char_p
+        library.mxfp4_cpu_isas.restype = ctypes.c_char_p
+        library.mxfp4_cpu_select.argtypes = [ctypes.c_char_p]
+        library.mxfp4_cpu_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
+        library.mxfp4_cpu_default_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
+    except (OSError, AttributeError) as error:  # another torch's, another version's
+        return None, f"{found[0].name} does not load into torch {torch.__version__}: {error}"
     return library, None
 
 
