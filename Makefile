@@ -1,0 +1,48 @@
+# The environment: any Python from 3.11 on, and the torch to put into it (`make demo TORCH=torch==2.11.0`
+# after a `make clean`; options of pip may stand in TORCH as well).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+.PHONY: help demo test lint types clean
+
+help:
+	@echo "make demo   embed sentences with a real model, in float32 and in MXFP4"
+	@echo "make test   run the tests"
+	@echo "make lint   check the style"
+	@echo "make types  check the types"
+	@echo "make clean  remove the environment and everything that was built"
+
+demo: $(VENV)/.installed
+	@$(BIN)/python examples/embed_sentences.py
+
+test: $(VENV)/.installed
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+lint: $(VENV)/.installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
+	@$(BIN)/mypy
+
+# Torch first and alone: it is the one large download, and what the rest is compiled against.
+$(VENV)/.torch:
+	@echo "Creating $(VENV) with $(TORCH)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(shell find csrc_stubs -type f)
+	@echo "Installing mxfp4-ops, its tools and the demo's model; compiling its C++ kernels"
+	@$(PIP) "setuptools>=77" wheel
+	@$(PIP) --no-build-isolation --editable ".[dev,demo]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f mxfp4_ops/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
