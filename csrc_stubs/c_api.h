@@ -20,4 +20,7 @@ MXFP4_EXPORT int mxfp4_cpu_select(const char* name);
 MXFP4_EXPORT void mxfp4_cpu_force(int force, const char* reason);
 MXFP4_EXPORT void mxfp4_cpu_default_force(int force, const char* reason);
 
+// Why a call that was handed on to Python is failing: its exception does not get through torch.
+MXFP4_EXPORT void mxfp4_cpu_failed(const char* reason);
+
 }  // extern "C"

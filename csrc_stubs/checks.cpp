@@ -27,15 +27,9 @@ std::string name_of(ScalarType dtype) {
 
 template <class List>
 std::string list_of(const List& values) {
-  std::ostringstream text;
-  text << '[';
-  const char* separator = "";
-  for (const auto value : values) {
-    text << separator << value;
-    separator = ", ";
-  }
-  text << ']';
-  return text.str();
+  std::string list;
+  for (const int64_t value : values) list += (list.empty() ? "" : ", ") + std::to_string(value);
+  return "[" + list + "]";
 }
 
 void check_dtype(const char* name, ScalarType given, std::initializer_list<ScalarType> allowed) {
@@ -44,7 +38,7 @@ void check_dtype(const char* name, ScalarType given, std::initializer_list<Scala
     if (dtype == given) return;
     names += (names.empty() ? "" : " or ") + name_of(dtype);
   }
-  need(false, name, " must be ", names, ", got ", name_of(given));
+  fail(name, " must be ", names, ", got ", name_of(given));
 }
 
 const auto kFloats = {ScalarType::BFloat16, ScalarType::Half, ScalarType::Float};
@@ -52,12 +46,12 @@ const auto kCodes = {ScalarType::Byte, ScalarType::Float4_e2m1fn_x2};
 const auto kScales = {ScalarType::Byte, ScalarType::Float8_e8m0fnu};
 
 void check_cpu(const char* name, const Tensor& t) {
-  need(t.is_cpu(), name, " is not on the CPU, but the first argument is");
+  MXFP4_NEED(t.is_cpu(), name, " is not on the CPU, but the first argument is");
 }
 
 void check_rows_contiguous(const char* name, const Tensor& t) {
   const auto last = t.dim() - 1;
-  need(t.size(last) <= 1 || t.stride(last) == 1, name,
+  MXFP4_NEED(t.size(last) <= 1 || t.stride(last) == 1, name,
        " must be contiguous in its last dimension, got strides ", list_of(t.strides()),
        "; call .contiguous()");
 }
@@ -70,9 +64,9 @@ int64_t leading(const Tensor& t) {
 
 int64_t check_activation(const Tensor& x) {
   check_dtype("x", x.scalar_type(), kFloats);
-  need(x.dim() >= 1, "x must have at least one dimension, got a 0-d tensor");
+  MXFP4_NEED(x.dim() >= 1, "x must have at least one dimension, got a 0-d tensor");
   const int64_t k = x.size(x.dim() - 1);
-  need(k % kBlock == 0, "x's last dimension K must be a multiple of 32, got ", k);
+  MXFP4_NEED(k % kBlock == 0, "x's last dimension K must be a multiple of 32, got ", k);
   return k;
 }
 
@@ -80,13 +74,13 @@ int64_t check_codes_and_scale(const Tensor& q, const Tensor& scale, const char* 
                               const char* scale_name) {
   check_dtype(q_name, q.scalar_type(), kCodes);
   check_dtype(scale_name, scale.scalar_type(), kScales);
-  need(q.dim() >= 1, q_name, " must have at least one dimension, got a 0-d tensor");
+  MXFP4_NEED(q.dim() >= 1, q_name, " must have at least one dimension, got a 0-d tensor");
   const int64_t k = q.size(q.dim() - 1) * 2;
-  need(k % kBlock == 0, q_name, " holds K = ", k, " elements a row; K must be a multiple of 32");
+  MXFP4_NEED(k % kBlock == 0, q_name, " holds K = ", k, " elements a row; K must be a multiple of 32");
   const auto q_sizes = q.sizes(), sizes = scale.sizes();
   std::vector<int64_t> needed(q_sizes.begin(), q_sizes.end());
   needed.back() = k / kBlock;
-  need(std::vector<int64_t>(sizes.begin(), sizes.end()) == needed, scale_name,
+  MXFP4_NEED(std::vector<int64_t>(sizes.begin(), sizes.end()) == needed, scale_name,
        " must have shape ", list_of(needed), " for ", q_name, " of shape ", list_of(q_sizes),
        ", got ", list_of(sizes));
   check_cpu(q_name, q);
@@ -103,21 +97,21 @@ int64_t round_up(int64_t value, int64_t multiple) {
 void check_shuffled(const char* name, const Tensor& t, int64_t n, int64_t k, int64_t rows,
                     int64_t columns) {
   const auto sizes = t.sizes();
-  need(t.dim() == 2 && sizes[0] == rows && sizes[1] == columns, name,
+  MXFP4_NEED(t.dim() == 2 && sizes[0] == rows && sizes[1] == columns, name,
        ", shuffled, must have shape [", rows, ", ", columns, "] for N = ", n, " and K = ", k,
        ", got ", list_of(sizes));
   check_cpu(name, t);
-  need(t.is_contiguous(), name, ", shuffled, must be contiguous, got strides ",
+  MXFP4_NEED(t.is_contiguous(), name, ", shuffled, must be contiguous, got strides ",
        list_of(t.strides()));
 }
 
 int64_t check_weight(int64_t k, const Tensor& weight, const Tensor& scale, bool shuffled,
                      const char* other, const char* name, const char* scale_name) {
-  need(weight.dim() == 2, name, " must be 2-d, got shape ", list_of(weight.sizes()));
+  MXFP4_NEED(weight.dim() == 2, name, " must be 2-d, got shape ", list_of(weight.sizes()));
   const int64_t n = weight.size(0);
   if (!shuffled) {
     const int64_t weight_k = check_codes_and_scale(weight, scale, name, scale_name);
-    need(weight_k == k, other, " has K = ", k, ", but ", name, " has K = ", weight_k);
+    MXFP4_NEED(weight_k == k, other, " has K = ", k, ", but ", name, " has K = ", weight_k);
     return n;
   }
   check_dtype(name, weight.scalar_type(), kCodes);
@@ -130,7 +124,7 @@ int64_t check_weight(int64_t k, const Tensor& weight, const Tensor& scale, bool 
 void check_bias(const std::optional<Tensor>& bias, int64_t n) {
   if (!bias) return;
   check_dtype("bias", bias->scalar_type(), kFloats);
-  need(bias->dim() == 1 && bias->size(0) == n, "bias must have shape [", n,
+  MXFP4_NEED(bias->dim() == 1 && bias->size(0) == n, "bias must have shape [", n,
        "], one value for each row of the weight, got ", list_of(bias->sizes()));
   check_cpu("bias", *bias);
 }
@@ -170,7 +164,7 @@ Sizes check_dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype) {
 ScaleMode scale_mode_of(const std::string& name) {
   if (name == "even") return ScaleMode::even;
   if (name == "floor") return ScaleMode::floor;
-  need(name == "ceil", "scale_mode must be 'even', 'floor' or 'ceil', got '", name, "'");
+  MXFP4_NEED(name == "ceil", "scale_mode must be 'even', 'floor' or 'ceil', got '", name, "'");
   return ScaleMode::ceil;
 }
 

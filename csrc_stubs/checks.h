@@ -8,7 +8,6 @@
 
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -19,13 +18,20 @@ namespace mxfp4 {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Message parts are put together without iostreams: a library that carries its own copy of libstdc++
+// cannot use them beside torch's. They are evaluated only if the check fails.
+inline std::string text(const std::string& part) { return part; }
+inline std::string text(int64_t part) { return std::to_string(part); }
+
 template <class... Parts>
-void need(bool ok, const Parts&... parts) {
-  if (ok) return;
-  std::ostringstream message;
-  (message << ... << parts);
-  throw std::invalid_argument(message.str());
+[[noreturn]] void fail(const Parts&... parts) {
+  std::string message;
+  ((message += text(parts)), ...);
+  throw std::invalid_argument(message);
 }
+
+#define MXFP4_NEED(ok, ...) \
+  if (!(ok)) fail(__VA_ARGS__)
 
 struct Sizes {
   int64_t m, n, k;

@@ -18,6 +18,7 @@ struct Choice {
 std::mutex default_mutex;
 Choice default_choice;
 thread_local std::optional<Choice> thread_choice;
+thread_local std::string failure;
 
 Choice& of_this_thread() {
   if (!thread_choice) {
@@ -35,7 +36,11 @@ bool forced_to_reference() {
   return choice.force == Force::to_reference;
 }
 
+const char* python_failure() { return failure.c_str(); }
+
 }  // namespace mxfp4
+
+void mxfp4_cpu_failed(const char* reason) { mxfp4::failure = reason; }
 
 void mxfp4_cpu_force(int force, const char* reason) {
   mxfp4::of_this_thread() = {static_cast<mxfp4::Force>(force), reason};

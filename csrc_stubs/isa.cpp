@@ -6,8 +6,31 @@
 #include "c_api.h"
 #include "kernels.h"
 
+#ifdef MXFP4_X86
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 namespace mxfp4 {
 namespace {
+
+#ifdef MXFP4_X86
+// The tiles are there, and Linux lets this process use their registers (it wants to be asked once).
+bool amx_int8() {
+#ifdef __linux__
+  unsigned a, b, c, d;
+  constexpr unsigned kTileAndInt8 = 3u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kTileAndInt8) != kTileAndInt8) return false;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 // The slowest first.
 const std::vector<const Kernels*>& usable() {
@@ -22,6 +45,7 @@ const std::vector<const Kernels*>& usable() {
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
           __builtin_cpu_supports("avx512vnni")) {
         found.push_back(&kAvx512Kernels);
+        if (amx_int8()) found.push_back(&kAmxKernels);
       }
     }
 #endif

@@ -39,6 +39,8 @@ struct Output {
   const float* bias;  // [N], or null
 };
 
+constexpr int64_t kPadRows = 15;
+
 struct Kernels {
   const char* name;
   int64_t panel;  // columns of the result that one call of `product` makes
@@ -52,7 +54,8 @@ struct Kernels {
   bool (*prepare)(const uint8_t* codes, const uint8_t* scales, int64_t blocks,
                   ActivationBlock* out);
   // Rows [m_begin, m_end) and one panel of columns, from column `panel_index * panel` on.
-  // `huge[m]` is what `prepare` returned for row m.
+  // `huge[m]` is what `prepare` returned for row m. Behind the last row of x there are kPadRows more,
+  // which may be read.
   void (*product)(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
                   const Weight& weight, int64_t panel_index, const Output& out);
 };
@@ -62,6 +65,7 @@ extern const Kernels kScalarKernels;
 #define MXFP4_X86 1
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAmxKernels;
 #endif
 
 // The kernels in use (isa.cpp).

@@ -56,19 +56,32 @@ inline uint16_t to_f16(float value) {  // nearest, ties to even
   return uint16_t(sign | (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13);
 }
 
+// Element i of an array that need not be aligned.
+template <class T>
+T load_as(const void* data, int64_t i) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(data) + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <class T>
+void store_as(void* data, int64_t i, T value) {
+  std::memcpy(static_cast<char*>(data) + i * static_cast<int64_t>(sizeof(T)), &value, sizeof(T));
+}
+
 inline float load(const void* data, Float type, int64_t i) {
   switch (type) {
-    case Float::bf16: return from_bf16(static_cast<const uint16_t*>(data)[i]);
-    case Float::f16: return from_f16(static_cast<const uint16_t*>(data)[i]);
-    default: return static_cast<const float*>(data)[i];
+    case Float::bf16: return from_bf16(load_as<uint16_t>(data, i));
+    case Float::f16: return from_f16(load_as<uint16_t>(data, i));
+    default: return load_as<float>(data, i);
   }
 }
 
 inline void store(void* data, Float type, int64_t i, float value) {
   switch (type) {
-    case Float::bf16: static_cast<uint16_t*>(data)[i] = to_bf16(value); break;
-    case Float::f16: static_cast<uint16_t*>(data)[i] = to_f16(value); break;
-    default: static_cast<float*>(data)[i] = value;
+    case Float::bf16: store_as(data, i, to_bf16(value)); break;
+    case Float::f16: store_as(data, i, to_f16(value)); break;
+    default: store_as(data, i, value);
   }
 }
 

@@ -1,7 +1,9 @@
 // The operators on CPU tensors, through PyTorch's stable ABI: one library for every torch from 2.11 on.
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -79,7 +81,10 @@ Tensor new_tensor(const Tensor& like, int64_t last, ScalarType dtype) {
 template <class Result, class... Args>
 Result in_python(const char* name, const Args&... args) {
   std::array<StableIValue, sizeof...(Args)> stack{torch::stable::detail::from(args)...};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+  // torch's own macro for this check has another name in 2.11.
+  if (torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
+    throw std::runtime_error(python_failure());
+  }
   if constexpr (std::is_same_v<Result, Tensor>) {
     return torch::stable::detail::to<Tensor>(stack[0]);
   } else {
@@ -131,7 +136,9 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype) {
 // Activations [m, k], ready to be multiplied.
 struct Activations {
   Activations(int64_t m, int64_t k)
-      : m(m), blocks(k / kBlock), block(new ActivationBlock[m * blocks]), huge(m) {}
+      : m(m), blocks(k / kBlock), block(new ActivationBlock[(m + kPadRows) * blocks]), huge(m) {
+    std::memset(&block[m * blocks], 0, kPadRows * blocks * sizeof(ActivationBlock));
+  }
   int64_t m, blocks;
   std::unique_ptr<ActivationBlock[]> block;
   std::vector<std::atomic<bool>> huge;  // several threads may work on a row

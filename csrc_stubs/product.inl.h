@@ -49,6 +49,16 @@ typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& c
   return V::as_float(bits);
 }
 
+// With more rows than this, the product waits for arithmetic and not for memory.
+inline constexpr int kFewRows = 8;
+inline constexpr int64_t kBlocksInLine = 4;  // of 64 bytes
+
+inline void prefetch(const uint8_t* data) {
+#ifdef __GNUC__
+  __builtin_prefetch(data, 0, 2);  // into L2
+#endif
+}
+
 template <class V, bool shuffled, int rows, bool huge>
 void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0, int64_t n,
           int64_t m, const Output& out) {
@@ -56,6 +66,12 @@ void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t 
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   typename V::Int four = V::zero();
   for (int64_t b = 0; b < blocks; ++b) {
+    if (rows <= kFewRows && b % kBlocksInLine == 0) {
+      // The next panel's rows: each is too short for the processor's own prefetch to get going.
+      for (int r = V::width; r < 2 * V::width; ++r) {
+        prefetch(panel.codes + b * panel.code_block + r * panel.code_row);
+      }
+    }
     const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
     const auto scale =
         scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
@@ -90,32 +106,38 @@ void tile_of(int count, const ActivationBlock* x, int64_t blocks, const Panel& p
   tile<V, shuffled, rows, false>(x, blocks, panel, n0, n, m, out);
 }
 
-template <class V, bool shuffled>
-void all_rows(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
-              const Weight& weight, const Panel& panel, int64_t n0, const Output& out) {
-  const int64_t blocks = weight.blocks, n = weight.n;
-  const int64_t tiles = (m_end - m_begin + V::tile_rows - 1) / V::tile_rows;
-  int64_t m = m_begin;
-  for (int64_t t = 0; t < tiles; ++t) {
-    // As even as can be: 16 rows are 8 + 8, not 12 + 4.
-    const int64_t count = (m_end - m) / (tiles - t);
-    bool any_huge = false;
-    for (int64_t r = 0; r < count; ++r) any_huge |= huge[m + r] != 0;
-    if (any_huge) {
-      for (int64_t r = 0; r < count; ++r) {
-        const ActivationBlock* row = x + (m + r) * blocks;
-        huge[m + r] ? tile<V, shuffled, 1, true>(row, blocks, panel, n0, n, m + r, out)
-                    : tile<V, shuffled, 1, false>(row, blocks, panel, n0, n, m + r, out);
-      }
-    } else {
-      tile_of<V, shuffled, V::tile_rows>(static_cast<int>(count), x + m * blocks, blocks, panel,
-                                         n0, n, m, out);
-    }
-    m += count;
-  }
+inline bool any_huge(const uint8_t* huge, int64_t begin, int64_t end) {
+  return std::any_of(huge + begin, huge + end, [](uint8_t h) { return h != 0; });
 }
 
+// All rows of activations by one panel, in vectors of V.
 template <class V>
+struct InVectors {
+  template <bool shuffled>
+  static void run(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
+                  const Weight& weight, const Panel& panel, int64_t n0, const Output& out) {
+    const int64_t blocks = weight.blocks, n = weight.n;
+    const int64_t tiles = (m_end - m_begin + V::tile_rows - 1) / V::tile_rows;
+    int64_t m = m_begin;
+    for (int64_t t = 0; t < tiles; ++t) {
+      // As even as can be: 16 rows are 8 + 8, not 12 + 4.
+      const int64_t count = (m_end - m) / (tiles - t);
+      if (any_huge(huge, m, m + count)) {
+        for (int64_t r = m; r < m + count; ++r) {
+          const ActivationBlock* row = x + r * blocks;
+          huge[r] ? tile<V, shuffled, 1, true>(row, blocks, panel, n0, n, r, out)
+                  : tile<V, shuffled, 1, false>(row, blocks, panel, n0, n, r, out);
+        }
+      } else {
+        tile_of<V, shuffled, V::tile_rows>(static_cast<int>(count), x + m * blocks, blocks, panel,
+                                           n0, n, m, out);
+      }
+      m += count;
+    }
+  }
+};
+
+template <class V, class AllRows>
 void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
              const Weight& weight, int64_t panel_index, const Output& out) {
   const int64_t blocks = weight.blocks, n0 = panel_index * V::width;
@@ -125,25 +147,25 @@ void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int
     Panel panel{weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16, 256,
                 weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
                 static_cast<int>(n0 / 16 % 2)};
-    return all_rows<V, true>(x, huge, m_begin, m_end, weight, panel, n0, out);
+    return AllRows::template run<true>(x, huge, m_begin, m_end, weight, panel, n0, out);
   }
   if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
     Panel panel{weight.codes + n0 * weight.code_row, weight.code_row, kBlock / 2,
                 weight.scales + n0 * weight.scale_row, weight.scale_row, 0};
-    return all_rows<V, false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+    return AllRows::template run<false>(x, huge, m_begin, m_end, weight, panel, n0, out);
   }
   // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
   std::vector<uint8_t> codes(V::width * blocks * (kBlock / 2)), scales(V::width * blocks, 127);
-  for (int64_t r = 0; r < V::width && n0 + r < weight.n; ++r) {
+  for (int64_t r = 0; blocks > 0 && r < V::width && n0 + r < weight.n; ++r) {
     std::memcpy(codes.data() + r * blocks * (kBlock / 2),
                 weight.codes + (n0 + r) * weight.code_row, blocks * (kBlock / 2));
     std::memcpy(scales.data() + r * blocks, weight.scales + (n0 + r) * weight.scale_row, blocks);
   }
   Panel panel{codes.data(), blocks * (kBlock / 2), kBlock / 2, scales.data(), blocks, 0};
-  all_rows<V, false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+  AllRows::template run<false>(x, huge, m_begin, m_end, weight, panel, n0, out);
 }
 
-template <class V>
+template <class V, class AllRows = InVectors<V>>
 constexpr Kernels make_kernels(const char* name) {
-  return {name, V::width, quantize<V>, dequantize<V>, prepare<V>, product<V>};
+  return {name, V::width, quantize<V>, dequantize<V>, prepare<V>, product<V, AllRows>};
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import checks, layout
-from .backends import Call, run
+from .backends import Call, cpu, run
 from .formats import BLOCK
 from .schema import NAMESPACE, SCHEMAS
 
@@ -28,7 +28,8 @@ def _register(implementation: Callable[..., Any], shape_function: Callable[..., 
     name = implementation.__name__
     for library in (_library, _python_library):
         library.define(SCHEMAS[name], tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(name, implementation, "CompositeExplicitAutograd")
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    _python_library.impl(name, cpu.reporting(implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{name}", shape_function, lib=_library)
 
 

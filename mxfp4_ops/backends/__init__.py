@@ -66,6 +66,25 @@ def backends() -> list[BackendStatus]:
     return status
 
 
+def _named(name: str) -> Backend:
+    try:
+        return REGISTRY[name]
+    except KeyError:
+        known = ", ".join(map(repr, REGISTRY))
+        raise ValueError(f"unknown backend {name!r}; there are {known}") from None
+
+
+def _refusal_on_cpu(name: str | None) -> str | None:
+    """Why no CPU tensor can run on the backend that was asked for, or None if some can."""
+    if name in (None, "cpu", "reference"):
+        return None
+    try:
+        _named(name)
+    except ValueError as error:
+        return str(error)
+    return f"backend {name!r} was asked for, but it does not take tensors on cpu"
+
+
 class _Forced(threading.local):
     """The backend that was asked for by name: the environment's, unless `use_backend` says else."""
 
@@ -73,20 +92,12 @@ class _Forced(threading.local):
 
 
 _forced = _Forced()
-cpu.set_default_force(_Forced.name)
+cpu.set_default_force(_Forced.name, _refusal_on_cpu(_Forced.name))
 
 
 def forced_backend() -> str | None:
     """Name of the backend that calls of this thread must use, or None for automatic choice."""
     return _forced.name
-
-
-def _named(name: str) -> Backend:
-    try:
-        return REGISTRY[name]
-    except KeyError:
-        known = ", ".join(map(repr, REGISTRY))
-        raise ValueError(f"unknown backend {name!r}; there are {known}") from None
 
 
 @contextmanager
@@ -109,12 +120,12 @@ def use_backend(name: str | None) -> Iterator[None]:
             raise RuntimeError(f"backend {name!r} cannot be used: {reason}")
     previous = _forced.name
     _forced.name = name
-    cpu.force(name)
+    cpu.force(name, _refusal_on_cpu(name))
     try:
         yield
     finally:
         _forced.name = previous
-        cpu.force(previous)
+        cpu.force(previous, _refusal_on_cpu(previous))
 
 
 def select(call: Call, forced: str | None) -> Backend:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         library.mxfp4_cpu_select.argtypes = [ctypes.c_char_p]
         library.mxfp4_cpu_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
         library.mxfp4_cpu_default_force.argtypes = [ctypes.c_int, ctypes.c_char_p]
+        library.mxfp4_cpu_failed.argtypes = [ctypes.c_char_p]
     except (OSError, AttributeError) as error:  # another torch's, another version's
         return None, f"{found[0].name} does not load into torch {torch.__version__}: {error}"
     return library, None
@@ -75,24 +78,37 @@ if _library is not None and os.environ.get(ISA_VARIABLE):
     select_isa(os.environ[ISA_VARIABLE])
 
 
-def _force_arguments(name: str | None) -> tuple[int, bytes]:
-    if name in (None, "cpu"):
-        return _RUN, b""
-    if name == "reference":
-        return _TO_REFERENCE, b""
-    return _REFUSE, f"backend '{name}' was asked for, but it does not take tensors on cpu".encode()
+def _force_arguments(name: str | None, refusal: str | None) -> tuple[int, bytes]:
+    if refusal is not None:
+        return _REFUSE, refusal.encode()
+    return (_RUN if name in (None, "cpu") else _TO_REFERENCE), b""
 
 
-def force(name: str | None) -> None:
-    """Make CPU calls of this thread obey `use_backend(name)`."""
+def force(name: str | None, refusal: str | None) -> None:
+    """Make CPU calls of this thread run on a backend, or fail with the reason given."""
     if _library is not None:
-        _library.mxfp4_cpu_force(*_force_arguments(name))
+        _library.mxfp4_cpu_force(*_force_arguments(name, refusal))
 
 
-def set_default_force(name: str | None) -> None:
-    """Make CPU calls of every thread obey `name`, where `force` has not been called."""
+def set_default_force(name: str | None, refusal: str | None) -> None:
+    """The same for every thread in which `force` is never called."""
     if _library is not None:
-        _library.mxfp4_cpu_default_force(*_force_arguments(name))
+        _library.mxfp4_cpu_default_force(*_force_arguments(name, refusal))
+
+
+def reporting(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """`operator`, called from C++: tells there why it fails, for torch would swallow it."""
+
+    @wraps(operator)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return operator(*args, **kwargs)
+        except Exception as error:
+            if _library is not None:
+                _library.mxfp4_cpu_failed(f"{type(error).__name__}: {error}".encode())
+            raise
+
+    return call
 
 
 class Cpu(Backend):
