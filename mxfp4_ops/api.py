@@ -12,7 +12,7 @@ from .formats import ScaleMode
 def autocast_input(x: Tensor) -> Tensor:
     """`x` in autocast's dtype where autocast is on, as `nn.functional.linear` would take it."""
     device = x.device.type
-    # Meta tensors have no autocast, and torch 2.11 cannot compile the question whether there is one.
+    # Meta tensors have no autocast; torch 2.11 cannot compile the question whether there is one.
     if device != "meta" and torch.is_autocast_enabled(device):
         return x.to(torch.get_autocast_dtype(device))
     return x
