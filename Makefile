@@ -7,11 +7,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-.PHONY: help demo test lint types clean
+# The C++ kernels once more, with AddressSanitizer and UBSan, apart from those in use.
+SANITIZED := build/sanitized
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+# Tests that run kernels in this process and check no error of Python's or torch's own code.
+SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
+	bad_input.py determinism.py properties.py)
+
+.PHONY: help demo test sanitize lint types clean
 
 help:
 	@echo "make demo   embed sentences with a real model, in float32 and in MXFP4"
 	@echo "make test   run the tests"
+	@echo "make sanitize  run the tests of the C++ kernels under AddressSanitizer and UBSan (GCC)"
 	@echo "make lint   check the style"
 	@echo "make types  check the types"
 	@echo "make clean  remove the environment and everything that was built"
@@ -21,6 +29,18 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+# A stack for signal handlers, which the sanitizers set up, would be too small for Linux to grant AMX.
+sanitize: $(SANITIZED)/.built
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0:use_sigaltstack=0 PYTHONPATH=$(SANITIZED) \
+		$(BIN)/pytest -n auto --maxprocesses 4 -k "not reference" $(SANITIZED_TESTS)
+
+$(SANITIZED)/.built: $(VENV)/.installed $(shell find mxfp4_ops -name '*.py')
+	@echo "Compiling the C++ kernels with sanitizers"
+	@CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
+		$(BIN)/python setup.py -q build --build-base $(SANITIZED)/tmp --build-lib $(SANITIZED)
+	@touch $@
 
 lint: $(VENV)/.installed
 	@$(BIN)/ruff check .

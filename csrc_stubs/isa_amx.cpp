@@ -57,6 +57,7 @@ struct InTiles {
                      Unpacked& out) {
     __m512i four = Avx512::zero();
     for (int64_t b = first; b < last; ++b) {
+      prefetch_next<Avx512>(panel, b);
       const auto codes = Avx512::load_codes(panel.codes + b * panel.code_block, panel.code_row);
       const auto bytes = scale_bytes<Avx512, shuffled>(panel, b, blocks, four);
       _mm512_store_ps(out.scales[b - first], scale_values<Avx512>(bytes, codes));

@@ -49,13 +49,15 @@ typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& c
   return V::as_float(bits);
 }
 
-// With more rows than this, the product waits for arithmetic and not for memory.
-inline constexpr int kFewRows = 8;
-inline constexpr int64_t kBlocksInLine = 4;  // of 64 bytes
-
-inline void prefetch(const uint8_t* data) {
+// Fetches what the next panel has at block b into L2: its rows are too short for the processor's own
+// prefetch to get going.
+template <class V>
+void prefetch_next(const Panel& panel, int64_t b) {
 #ifdef __GNUC__
-  __builtin_prefetch(data, 0, 2);  // into L2
+  constexpr int64_t kBlocksInLine = 4;  // of 64 bytes
+  if (b % kBlocksInLine) return;
+  const uint8_t* block = panel.codes + b * panel.code_block;
+  for (int r = V::width; r < 2 * V::width; ++r) __builtin_prefetch(block + r * panel.code_row, 0, 2);
 #endif
 }
 
@@ -66,12 +68,7 @@ void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t 
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   typename V::Int four = V::zero();
   for (int64_t b = 0; b < blocks; ++b) {
-    if (rows <= kFewRows && b % kBlocksInLine == 0) {
-      // The next panel's rows: each is too short for the processor's own prefetch to get going.
-      for (int r = V::width; r < 2 * V::width; ++r) {
-        prefetch(panel.codes + b * panel.code_block + r * panel.code_row);
-      }
-    }
+    prefetch_next<V>(panel, b);
     const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
     const auto scale =
         scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
