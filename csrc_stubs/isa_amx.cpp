@@ -40,8 +40,9 @@ struct TileConfig {
 
 struct InTiles {
   static constexpr int kRows = 16;
-  // With fewer rows than this, AVX-512 is done before the tiles are unpacked.
-  static constexpr int64_t kFewRows = 4;
+  // AVX-512 alone is faster for up to this many rows in all, and for up to this many left over by
+  // tiles, where they do not pay for the weights' unpacking alone.
+  static constexpr int64_t kFewRows = 11, kFewLeft = 3;
   // Blocks of the weight that are unpacked at a time: 16 KiB, so that they, their scales and the sums
   // stay in the L1 cache.
   static constexpr int64_t kBlocks = 32;
@@ -57,7 +58,6 @@ struct InTiles {
                      Unpacked& out) {
     __m512i four = Avx512::zero();
     for (int64_t b = first; b < last; ++b) {
-      prefetch_next<Avx512>(panel, b);
       const auto codes = Avx512::load_codes(panel.codes + b * panel.code_block, panel.code_row);
       const auto bytes = scale_bytes<Avx512, shuffled>(panel, b, blocks, four);
       _mm512_store_ps(out.scales[b - first], scale_values<Avx512>(bytes, codes));
@@ -69,27 +69,37 @@ struct InTiles {
     }
   }
 
+  // How many blocks the matrix unit is ahead: from its operands to a result in memory takes it longer
+  // than AVX-512 needs to add one up.
+  static constexpr int64_t kAhead = 2;
+
   // sums[row] += one chunk of K, for 16 rows.
   static void add(const ActivationBlock* x, int64_t blocks, int64_t count, const Unpacked& weights,
                   float* sums) {
-    alignas(64) int32_t dots[2][kRows][16];
+    alignas(64) int32_t dots[kAhead + 1][kRows][16];
     __m512 sum[kRows];
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) sum[r] = _mm512_load_ps(sums + 16 * r);
-    for (int64_t b = 0; b < count; ++b) {
-      _tile_zero(0);
-      _tile_loadd(1, x[b].values, blocks * static_cast<int64_t>(sizeof(ActivationBlock)));
-      _tile_loadd(2, weights.codes[b], 64);
-      _tile_dpbssd(0, 1, 2);
-      auto& dot = dots[b % 2];
-      _tile_stored(0, dot, 64);
-      const __m512 scale = _mm512_load_ps(weights.scales[b]);
+    for (int64_t b = 0; b < count + kAhead; ++b) {
+      if (b < count) {
+        _tile_zero(0);
+        _tile_loadd(1, x[b].values, blocks * static_cast<int64_t>(sizeof(ActivationBlock)));
+        _tile_loadd(2, weights.codes[b], 64);
+        _tile_dpbssd(0, 1, 2);
+        _tile_stored(0, dots[b % (kAhead + 1)], 64);
+      }
+      const int64_t done = b - kAhead;
+      if (done < 0) continue;
+      const auto& dot = dots[done % (kAhead + 1)];
+      const __m512 scale = _mm512_load_ps(weights.scales[done]);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(dot[r])),
-                                             _mm512_set1_ps(x[r * blocks + b].scale));
+                                             _mm512_set1_ps(x[r * blocks + done].scale));
         sum[r] = _mm512_fmadd_ps(product, scale, sum[r]);
       }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) _mm512_store_ps(sums + 16 * r, sum[r]);
   }
 
@@ -98,8 +108,9 @@ struct InTiles {
                   const Weight& weight, const Panel& panel, int64_t n0, const Output& out) {
     // Rows [m_begin, split) in tiles, the rest in vectors.
     int64_t split = m_end;
-    if ((m_end - m_begin) % kRows < kFewRows) split -= (m_end - m_begin) % kRows;
-    if (any_huge(huge, m_begin, m_end)) split = m_begin;
+    const int64_t left = (m_end - m_begin) % kRows;
+    if (left <= kFewLeft) split -= left;
+    if (m_end - m_begin <= kFewRows || any_huge(huge, m_begin, m_end)) split = m_begin;
     for (int64_t m = m_begin; m < split; m += kMostRows) {
       in_tiles<shuffled>(x, m, std::min(split, m + kMostRows), weight, panel, n0, out);
     }

@@ -49,30 +49,20 @@ typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& c
   return V::as_float(bits);
 }
 
-// Fetches what the next panel has at block b into L2: its rows are too short for the processor's own
-// prefetch to get going.
-template <class V>
-void prefetch_next(const Panel& panel, int64_t b) {
-#ifdef __GNUC__
-  constexpr int64_t kBlocksInLine = 4;  // of 64 bytes
-  if (b % kBlocksInLine) return;
-  const uint8_t* block = panel.codes + b * panel.code_block;
-  for (int r = V::width; r < 2 * V::width; ++r) __builtin_prefetch(block + r * panel.code_row, 0, 2);
-#endif
-}
-
 template <class V, bool shuffled, int rows, bool huge>
 void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0, int64_t n,
           int64_t m, const Output& out) {
+  // Unrolled, so that the sums stay in registers.
   typename V::Float sum[rows];
+#pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   typename V::Int four = V::zero();
   for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_next<V>(panel, b);
     const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
     const auto scale =
         scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
     const auto weights = V::expand(codes);
+#pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
       const ActivationBlock& block = x[r * blocks + b];
       const auto dot = V::to_float(V::dot(weights, block));
@@ -86,6 +76,7 @@ void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t 
       }
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     if (out.bias) sum[r] = V::add_float(sum[r], V::load_some(out.bias + n0, n - n0));
     V::store_some(out.data, out.type, (m + r) * n + n0, sum[r], n - n0);

@@ -1,0 +1,1 @@
+"""Measurements of the operators beside other libraries and the machine's limits."""
