@@ -12,7 +12,7 @@ SANITIZED := build/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 # Tests that run kernels in this process and check no error of Python's or torch's own code.
 SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
-	bad_input.py determinism.py properties.py)
+	bad_input.py determinism.py properties.py mixed_scales.py)
 
 .PHONY: help demo test sanitize lint types clean
 

@@ -10,7 +10,7 @@ namespace {
 
 struct Avx512 {
   static constexpr int width = 16;
-  static constexpr int tile_rows = 12;
+  static constexpr int tile_rows = 8;
 
   using Int = __m512i;
   using Float = __m512;
@@ -119,8 +119,8 @@ struct Avx512 {
                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
     return _mm512_permutexvar_ps(pairs, table);  // looks at four bits
   }
-  static bool expand_activation(const uint8_t* codes, ActivationBlock& out) {
-    return expand_activation_x86(codes, out);
+  static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
+    return expand_activation_x86(codes, out, correction);
   }
 
   static Int load_int(const uint8_t* data) { return _mm512_loadu_si512(data); }
@@ -182,18 +182,13 @@ struct Avx512 {
     std::memcpy(&four, values, sizeof four);
     return _mm512_set1_epi32(four);
   }
-  // Four sums at a time, so that no multiply-add has to wait for the one before.
-  static Int dot(const Weights& weights, const ActivationBlock& x) {
-    Int sum[4] = {set(static_cast<uint32_t>(x.correction)), zero(), zero(), zero()};
-#pragma GCC unroll 4
+  static Int dot(const Weights& weights, const int8_t* x, int32_t correction) {
+    Int sum = set(static_cast<uint32_t>(correction));
     for (int j = 0; j < 4; ++j) {
-      sum[j] = _mm512_dpbusd_epi32(sum[j], weights.even[j], four_values(x.values + 4 * j));
+      sum = _mm512_dpbusd_epi32(sum, weights.even[j], four_values(x + 4 * j));
+      sum = _mm512_dpbusd_epi32(sum, weights.odd[j], four_values(x + 16 + 4 * j));
     }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      sum[j] = _mm512_dpbusd_epi32(sum[j], weights.odd[j], four_values(x.values + 16 + 4 * j));
-    }
-    return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+    return sum;
   }
 };
 

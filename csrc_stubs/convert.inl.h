@@ -87,14 +87,43 @@ void dequantize(const uint8_t* codes, const uint8_t* scales, int64_t blocks, Flo
   }
 }
 
-template <class V>
-bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, ActivationBlock* out) {
+// Puts both blocks of a pair on the smaller of their scales, if one byte still holds the values: they
+// are at most 12, so that there is room for a factor of 8. A block of zeros takes any scale.
+inline void to_common_scale(int8_t* values, PairScales& pair) {
+  for (int i = 0; i < 2; ++i) {
+    float& mine = pair.scale[i];
+    const float other = pair.scale[1 - i], factor = mine / other;
+    if (mine == 0.0f) mine = other;
+    if (factor > 1.0f && factor <= 8.0f) {
+      const int times = static_cast<int>(factor);
+      for (int j = 0; j < kBlock; ++j) {
+        values[i * kBlock + j] = static_cast<int8_t>(values[i * kBlock + j] * times);
+      }
+      pair.correction[i] *= times;
+      mine = other;
+    }
+  }
+}
+
+template <class V, bool common_scale>
+bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
+             PairScales* pairs) {
   bool huge = false;
   for (int64_t b = 0; b < blocks; ++b) {
-    const bool zero = V::expand_activation(codes + b * (kBlock / 2), out[b]);
+    PairScales& pair = pairs[b / 2];
+    int8_t* out = values + b * kBlock;
+    const bool zero = V::expand_activation(codes + b * (kBlock / 2), out, pair.correction[b % 2]);
     const uint8_t scale = scales[b];
-    out[b].scale = zero && scale != kScaleNan ? 0.0f : scale_value(scale) * 0.25f;
+    pair.scale[b % 2] = zero && scale != kScaleNan ? 0.0f : scale_value(scale) * 0.25f;
     huge |= scale >= kHugeScale && scale != kScaleNan;
+    if (b % 2 == 0 && b + 1 == blocks) {
+      std::memset(out + kBlock, 0, kBlock);
+      pair.correction[1] = 0;
+      pair.scale[1] = 0.0f;
+    }
+    if (common_scale && (b % 2 == 1 || b + 1 == blocks)) {
+      to_common_scale(values + b / 2 * 2 * kBlock, pair);
+    }
   }
   return huge;
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #ifdef __clang__
@@ -140,8 +141,8 @@ struct Avx2 {
     const Int sign = _mm256_slli_epi32(and_(pairs, set(8)), 28);
     return as_float(or_(bits(magnitude), sign));
   }
-  static bool expand_activation(const uint8_t* codes, ActivationBlock& out) {
-    return expand_activation_x86(codes, out);
+  static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
+    return expand_activation_x86(codes, out, correction);
   }
 
   static Int load_int(const uint8_t* data) {
@@ -199,16 +200,16 @@ struct Avx2 {
     std::memcpy(&four, values, sizeof four);
     return _mm256_set1_epi32(four);
   }
-  static Int dot(const Weights& weights, const ActivationBlock& x) {
+  static Int dot(const Weights& weights, const int8_t* x, int32_t correction) {
     // Pairs fit: a 16-bit lane ends up with 16 products of at most 24 * 12.
     Int sum = zero();
     for (int j = 0; j < 4; ++j) {
-      const Int even = _mm256_maddubs_epi16(weights.even[j], four_values(x.values + 4 * j));
-      const Int odd = _mm256_maddubs_epi16(weights.odd[j], four_values(x.values + 16 + 4 * j));
+      const Int even = _mm256_maddubs_epi16(weights.even[j], four_values(x + 4 * j));
+      const Int odd = _mm256_maddubs_epi16(weights.odd[j], four_values(x + 16 + 4 * j));
       sum = _mm256_add_epi16(sum, _mm256_add_epi16(even, odd));
     }
     return add(_mm256_madd_epi16(sum, _mm256_set1_epi16(1)),
-               set(static_cast<uint32_t>(x.correction)));
+               set(static_cast<uint32_t>(correction)));
   }
 };
 

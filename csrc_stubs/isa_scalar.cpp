@@ -2,6 +2,7 @@
 // its target always has (SSE2, NEON).
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "kernels.h"
@@ -123,16 +124,14 @@ struct Scalar {
       return code & 8 ? -magnitude : magnitude;
     });
   }
-  static bool expand_activation(const uint8_t* codes, ActivationBlock& out) {
-    int32_t sum = 0;
+  static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
     uint8_t any = 0;
     for (int i = 0; i < kBlock / 2; ++i) {
       any |= codes[i];
-      out.values[i] = kDoubled[codes[i] & 15];
-      out.values[kBlock / 2 + i] = kDoubled[codes[i] >> 4];
-      sum += out.values[i] + out.values[kBlock / 2 + i];
+      out[i] = kDoubled[codes[i] & 15];
+      out[kBlock / 2 + i] = kDoubled[codes[i] >> 4];
     }
-    out.correction = -kOffset * sum;
+    correction = 0;  // weights have no offset here
     return (any & 0x77) == 0;
   }
 
@@ -181,10 +180,10 @@ struct Scalar {
     }
     return weights;
   }
-  static Int dot(const Weights& weights, const ActivationBlock& x) {
+  static Int dot(const Weights& weights, const int8_t* x, int32_t) {
     return each<Int>([&](int i) {
       int32_t sum = 0;
-      for (int j = 0; j < kBlock; ++j) sum += int32_t{weights.row[i][j]} * x.values[j];
+      for (int j = 0; j < kBlock; ++j) sum += int32_t{weights.row[i][j]} * x[j];
       return sum;
     });
   }

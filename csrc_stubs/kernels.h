@@ -5,21 +5,43 @@
 
 namespace mxfp4 {
 
-// One block of an activation row, ready to be multiplied.
-struct ActivationBlock {
-  // Twice the element values: those at even K, then those at odd K, as the nibbles of a weight's bytes
-  // come apart.
-  int8_t values[kBlock];
-  // -12 * sum(values): takes back the weights' offset.
-  int32_t correction;
-  // The block's scale over 4, for the two doublings; 0 for a block of zeros, whose scale byte means
-  // nothing and may be a subnormal, which is slow.
-  float scale;
+// Blocks are added up in pairs: sum += (first + second), both additions rounded. Two blocks whose scales
+// are near each other can then be multiplied as one, in integers, with the same result to the bit.
+
+// What belongs to a pair of blocks of an activation row besides the values.
+struct PairScales {
+  // -12 * sum(values) of each block: takes back the weights' offset.
+  int32_t correction[2];
+  // The blocks' scales over 4, for the two doublings (see `values` below); 0 for a block of zeros, whose
+  // scale byte means nothing and may be a subnormal, which is slow.
+  float scale[2];
 };
 
-// From this scale byte on, a block's integer sum times the scale can leave float32's range although
-// the product with the weight's scale does not.
-constexpr uint8_t kHugeScale = 242;
+// Activations [M, K], ready to be multiplied. If K has an odd number of blocks, the last pair's second
+// is zero. Behind the last row there are kPadRows more of zeros.
+struct Activations {
+  int64_t m, blocks;
+  int64_t pairs;
+  // Twice the elements, as integers: of each block those at even K, then those at odd K, as the nibbles
+  // of a weight's bytes come apart. Pair p of row r is the 64 bytes at values + r * row + p * 64.
+  const int8_t* values;
+  int64_t row;
+  const PairScales* scales;  // [M, pairs]
+  const uint8_t* huge;       // [M]: a block's scale byte is kHugeScale or more
+  // [M / 16, pairs]: in each of 16 rows both blocks have the same scale, and it is not tiny. Only where
+  // Kernels::in_tiles.
+  const uint8_t* alike;
+};
+
+constexpr int64_t kPadRows = 15;
+constexpr int64_t kTileRows = 16;
+
+// A smaller scale may take a product below float32's normal numbers (the weight's has the same limit).
+constexpr int kTinyExponent = -60;
+
+// From this scale byte on, a pair's integer sum (below 2^20) times the scale can leave float32's range
+// although the product with the weight's scale does not.
+constexpr uint8_t kHugeScale = 236;
 
 // A weight in memory. Plain: row n's codes for block b are the 16 bytes at codes + n * code_row +
 // b * 16, its scale is scales[n * scale_row + b]. Shuffled: as csrc_stubs/product.inl.h reads it.
@@ -39,8 +61,6 @@ struct Output {
   const float* bias;  // [N], or null
 };
 
-constexpr int64_t kPadRows = 15;
-
 struct Kernels {
   const char* name;
   int64_t panel;  // columns of the result that one call of `product` makes
@@ -50,14 +70,15 @@ struct Kernels {
                    uint8_t* codes, uint8_t* scales);
   void (*dequantize)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, Float type,
                      void* out);
-  // Returns whether a block has a huge scale.
-  bool (*prepare)(const uint8_t* codes, const uint8_t* scales, int64_t blocks,
-                  ActivationBlock* out);
-  // Rows [m_begin, m_end) and one panel of columns, from column `panel_index * panel` on.
-  // `huge[m]` is what `prepare` returned for row m. Behind the last row of x there are kPadRows more,
-  // which may be read.
-  void (*product)(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
-                  const Weight& weight, int64_t panel_index, const Output& out);
+  // `blocks` blocks of one row, from an even one on; fills up the last pair. Returns whether a block has
+  // a huge scale.
+  bool (*prepare)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
+                  PairScales* pairs);
+  // Rows [m_begin, m_end) and one panel of columns, from column `panel_index * panel` on. m_begin is a
+  // multiple of kTileRows.
+  void (*product)(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
+                  int64_t panel_index, const Output& out);
+  bool in_tiles;  // wants Activations::alike
 };
 
 extern const Kernels kScalarKernels;

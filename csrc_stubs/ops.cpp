@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <tuple>
@@ -56,14 +57,16 @@ class Rows {
   int64_t itemsize_;
 };
 
-// Calls f(row, first block, end block) for all rows, several threads sharing the blocks.
+// Calls f(row, first block, end block) for all rows, several threads sharing the blocks. The first block
+// is an even one: pairs stay together.
 template <class F>
 void for_blocks(int64_t rows, int64_t blocks, const F& f) {
-  parallel_for(0, rows * blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {
+  const int64_t pairs = (blocks + 1) / 2;
+  parallel_for(0, rows * pairs, kBlocksPerThread / 2, [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int64_t row = begin / blocks, first = begin % blocks;
-      const int64_t last = std::min(blocks, first + end - begin);
-      f(row, first, last);
+      const int64_t row = begin / pairs, first = begin % pairs;
+      const int64_t last = std::min(pairs, first + end - begin);
+      f(row, 2 * first, std::min(blocks, 2 * last));
       begin += last - first;
     }
   });
@@ -133,22 +136,62 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype) {
   return out;
 }
 
-// Activations [m, k], ready to be multiplied.
-struct Activations {
-  Activations(int64_t m, int64_t k)
-      : m(m), blocks(k / kBlock), block(new ActivationBlock[(m + kPadRows) * blocks]), huge(m) {
-    std::memset(&block[m * blocks], 0, kPadRows * blocks * sizeof(ActivationBlock));
+// Activations [m, k] and their memory.
+class Operand {
+ public:
+  Operand(const Kernels& run, int64_t m, int64_t k)
+      : run_(run), m_(m), blocks_(k / kBlock), pairs_((blocks_ + 1) / 2),
+        // An odd number of 64-byte lines from row to row spreads a column over the cache's sets.
+        row_((pairs_ | 1) * 2 * kBlock),
+        memory_(new int8_t[(m + kPadRows) * row_ + kAlignment]),
+        values_(memory_.get() + kAlignment -
+                reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment),
+        scales_(new PairScales[(m + kPadRows) * pairs_]),
+        huge_(m) {
+    std::memset(values_ + m * row_, 0, kPadRows * row_);
+    std::memset(&scales_[m * pairs_], 0, kPadRows * pairs_ * sizeof(PairScales));
   }
-  int64_t m, blocks;
-  std::unique_ptr<ActivationBlock[]> block;
-  std::vector<std::atomic<bool>> huge;  // several threads may work on a row
 
-  void set(const Kernels& run, const uint8_t* codes, const uint8_t* scales, int64_t row,
-           int64_t first, int64_t last) {
-    if (run.prepare(codes, scales, last - first, &block[row * blocks + first])) {
-      huge[row].store(true, std::memory_order_relaxed);
+  // Blocks [first, last) of a row; first is even.
+  void set(const uint8_t* codes, const uint8_t* scales, int64_t row, int64_t first, int64_t last) {
+    if (run_.prepare(codes, scales, last - first, values_ + row * row_ + first * kBlock,
+                     &scales_[row * pairs_ + first / 2])) {
+      huge_[row].store(1, std::memory_order_relaxed);
     }
   }
+
+  // Once all blocks are set.
+  Activations get() {
+    all_huge_.assign(huge_.begin(), huge_.end());
+    if (run_.in_tiles) find_alike();
+    return {m_, blocks_, pairs_, values_, row_, scales_.get(), all_huge_.data(), alike_.data()};
+  }
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+
+  void find_alike() {
+    const int64_t tiles = (m_ + kTileRows - 1) / kTileRows;
+    const float tiny = std::ldexp(1.0f, kTinyExponent);
+    alike_.assign(tiles * pairs_, 1);
+    parallel_for(0, tiles, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t m = begin * kTileRows; m < std::min(m_, end * kTileRows); ++m) {
+        for (int64_t p = 0; p < pairs_; ++p) {
+          const float* scale = scales_[m * pairs_ + p].scale;
+          const bool alike = scale[0] == scale[1] && (scale[0] == 0.0f || scale[0] >= tiny);
+          alike_[m / kTileRows * pairs_ + p] &= alike;
+        }
+      }
+    });
+  }
+
+  const Kernels& run_;
+  int64_t m_, blocks_, pairs_, row_;
+  std::unique_ptr<int8_t[]> memory_;
+  int8_t* values_;
+  std::unique_ptr<PairScales[]> scales_;
+  std::vector<std::atomic<uint8_t>> huge_;  // several threads may work on a row
+  std::vector<uint8_t> all_huge_, alike_;
 };
 
 Tensor multiply(const Activations& x, const Tensor& like, const Tensor& weight,
@@ -174,8 +217,6 @@ Tensor multiply(const Activations& x, const Tensor& like, const Tensor& weight,
                        n,
                        x.blocks,
                        shuffled};
-  const std::vector<uint8_t> huge(x.huge.begin(), x.huge.end());
-
   const int64_t panels = (n + run.panel - 1) / run.panel;
   const int64_t chunks = (x.m + kRowsAtOnce - 1) / kRowsAtOnce;
   const int64_t work = std::max<int64_t>(1, std::min(x.m, kRowsAtOnce) * run.panel * x.blocks * kBlock);
@@ -183,8 +224,8 @@ Tensor multiply(const Activations& x, const Tensor& like, const Tensor& weight,
                [&](int64_t begin, int64_t end) {
                  for (int64_t task = begin; task < end; ++task) {
                    const int64_t m = task / panels * kRowsAtOnce;
-                   run.product(x.block.get(), huge.data(), m, std::min(x.m, m + kRowsAtOnce),
-                               operand, task % panels, output);
+                   run.product(x, m, std::min(x.m, m + kRowsAtOnce), operand, task % panels,
+                               output);
                  }
                });
   return out;
@@ -202,7 +243,7 @@ Tensor quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scal
   const Kernels& run = kernels();
   const Rows rows(x);
   const Float type = float_of_dtype(x.scalar_type());
-  Activations activations(m, k);
+  Operand operand(run, m, k);
   for_blocks(m, k / kBlock, [&](int64_t row, int64_t first, int64_t last) {
     // A few blocks at a time, which stay in the L1 cache.
     constexpr int64_t kAtOnce = 64;
@@ -210,10 +251,10 @@ Tensor quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scal
     for (; first < last; first += kAtOnce) {
       const int64_t count = std::min(kAtOnce, last - first);
       run.quantize(rows.at(row, first * kBlock), type, rows.stride(), count, mode, codes, scales);
-      activations.set(run, codes, scales, row, first, first + count);
+      operand.set(codes, scales, row, first, first + count);
     }
   });
-  return multiply(activations, x, weight, weight_scale, bias,
+  return multiply(operand.get(), x, weight, weight_scale, bias,
                   out_dtype.value_or(x.scalar_type()), shuffled, run);
 }
 
@@ -226,12 +267,11 @@ Tensor mm(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor&
   }
   const Kernels& run = kernels();
   const Rows codes(a), scales(a_scale);
-  Activations activations(m, k);
+  Operand operand(run, m, k);
   for_blocks(m, k / kBlock, [&](int64_t row, int64_t first, int64_t last) {
-    activations.set(run, codes.bytes(row, first * (kBlock / 2)), scales.bytes(row, first), row,
-                    first, last);
+    operand.set(codes.bytes(row, first * (kBlock / 2)), scales.bytes(row, first), row, first, last);
   });
-  return multiply(activations, a, b, b_scale, bias, out_dtype, shuffled, run);
+  return multiply(operand.get(), a, b, b_scale, bias, out_dtype, shuffled, run);
 }
 
 }  // namespace

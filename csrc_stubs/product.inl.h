@@ -1,9 +1,9 @@
 // The product, over a vector type V whose lanes are columns of the result (rows of the weight).
 // Included by each instruction set's file, inside of its own namespace.
 //
-// A block's dot product is exact in integers. It is multiplied by the two scales (powers of two, so
-// exact as well) and added to the float32 sum: one rounding a block, in the order of K. Every
-// instruction set does just that, so all give the same bits.
+// A block's dot product is exact in integers, and times the two scales (powers of two) still is. In the
+// order of K, two blocks at a time are added to each other and then to the float32 sum. Every instruction
+// set does just that, so all give the same bits.
 
 // One panel of V::width rows of the weight.
 struct Panel {
@@ -40,7 +40,7 @@ typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks,
 }
 
 // Float scales from their bytes; lanes whose codes are all zero get 0 for byte 0 (see
-// ActivationBlock::scale).
+// PairScales::scale).
 template <class V>
 typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& codes) {
   const auto special = V::equal_either(bytes, 0, kScaleNan);
@@ -49,32 +49,42 @@ typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& c
   return V::as_float(bits);
 }
 
+// Rows [m, m + rows) by one panel.
 template <class V, bool shuffled, int rows, bool huge>
-void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0, int64_t n,
-          int64_t m, const Output& out) {
+void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64_t n,
+          const Output& out) {
+  const int64_t blocks = x.blocks;
   // Unrolled, so that the sums stay in registers.
-  typename V::Float sum[rows];
+  typename V::Float sum[rows], pair_sum[rows];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   typename V::Int four = V::zero();
-  for (int64_t b = 0; b < blocks; ++b) {
+  const auto add_block = [&](int64_t b, auto second) {
     const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
     const auto scale =
         scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
     const auto weights = V::expand(codes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const ActivationBlock& block = x[r * blocks + b];
-      const auto dot = V::to_float(V::dot(weights, block));
-      const auto x_scale = V::set_float(block.scale);
-      if constexpr (huge) {
-        // 2^-13 keeps the sum times the scale in range until the weight's scale is in.
-        const auto shrunk = V::mul(V::mul(dot, V::set_float(0x1p-13f)), x_scale);
-        sum[r] = V::fma(V::mul(shrunk, scale), V::set_float(0x1p13f), sum[r]);
+      const PairScales& pair = x.scales[(m + r) * x.pairs + b / 2];
+      const int8_t* values = x.values + (m + r) * x.row + b * kBlock;
+      auto dot = V::to_float(V::dot(weights, values, pair.correction[second]));
+      // 2^-20 keeps the sum times the scale in range until the weight's scale is in.
+      if constexpr (huge) dot = V::mul(dot, V::set_float(0x1p-20f));
+      auto left = V::mul(dot, V::set_float(pair.scale[second])), right = scale;
+      if constexpr (huge) left = V::mul(left, scale), right = V::set_float(0x1p20f);
+      if constexpr (second) {
+        pair_sum[r] = V::fma(left, right, pair_sum[r]);
       } else {
-        sum[r] = V::fma(V::mul(dot, x_scale), scale, sum[r]);
+        pair_sum[r] = V::mul(left, right);
       }
     }
+  };
+  for (int64_t b = 0; b < blocks; b += 2) {
+    add_block(b, std::false_type{});
+    if (b + 1 < blocks) add_block(b + 1, std::true_type{});
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) sum[r] = V::add_float(sum[r], pair_sum[r]);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
@@ -84,41 +94,39 @@ void tile(const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t 
 }
 
 template <class V, bool shuffled, int rows>
-void tile_of(int count, const ActivationBlock* x, int64_t blocks, const Panel& panel, int64_t n0,
-             int64_t n, int64_t m, const Output& out) {
+void tile_of(int count, const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64_t n,
+             const Output& out) {
   if constexpr (rows > 1) {
-    if (count < rows) {
-      return tile_of<V, shuffled, rows - 1>(count, x, blocks, panel, n0, n, m, out);
-    }
+    if (count < rows) return tile_of<V, shuffled, rows - 1>(count, x, m, panel, n0, n, out);
   }
-  tile<V, shuffled, rows, false>(x, blocks, panel, n0, n, m, out);
+  tile<V, shuffled, rows, false>(x, m, panel, n0, n, out);
 }
 
-inline bool any_huge(const uint8_t* huge, int64_t begin, int64_t end) {
-  return std::any_of(huge + begin, huge + end, [](uint8_t h) { return h != 0; });
+inline bool any_huge(const Activations& x, int64_t begin, int64_t end) {
+  return std::any_of(x.huge + begin, x.huge + end, [](uint8_t h) { return h != 0; });
 }
 
 // All rows of activations by one panel, in vectors of V.
 template <class V>
 struct InVectors {
+  static constexpr bool in_tiles = false;
+
   template <bool shuffled>
-  static void run(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
-                  const Weight& weight, const Panel& panel, int64_t n0, const Output& out) {
-    const int64_t blocks = weight.blocks, n = weight.n;
+  static void run(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
+                  const Panel& panel, int64_t n0, const Output& out) {
+    const int64_t n = weight.n;
     const int64_t tiles = (m_end - m_begin + V::tile_rows - 1) / V::tile_rows;
     int64_t m = m_begin;
     for (int64_t t = 0; t < tiles; ++t) {
-      // As even as can be: 16 rows are 8 + 8, not 12 + 4.
+      // As even as can be: 12 rows are 6 + 6, not 8 + 4.
       const int64_t count = (m_end - m) / (tiles - t);
-      if (any_huge(huge, m, m + count)) {
+      if (any_huge(x, m, m + count)) {
         for (int64_t r = m; r < m + count; ++r) {
-          const ActivationBlock* row = x + r * blocks;
-          huge[r] ? tile<V, shuffled, 1, true>(row, blocks, panel, n0, n, r, out)
-                  : tile<V, shuffled, 1, false>(row, blocks, panel, n0, n, r, out);
+          x.huge[r] ? tile<V, shuffled, 1, true>(x, r, panel, n0, n, out)
+                    : tile<V, shuffled, 1, false>(x, r, panel, n0, n, out);
         }
       } else {
-        tile_of<V, shuffled, V::tile_rows>(static_cast<int>(count), x + m * blocks, blocks, panel,
-                                           n0, n, m, out);
+        tile_of<V, shuffled, V::tile_rows>(static_cast<int>(count), x, m, panel, n0, n, out);
       }
       m += count;
     }
@@ -126,8 +134,8 @@ struct InVectors {
 };
 
 template <class V, class AllRows>
-void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int64_t m_end,
-             const Weight& weight, int64_t panel_index, const Output& out) {
+void product(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
+             int64_t panel_index, const Output& out) {
   const int64_t blocks = weight.blocks, n0 = panel_index * V::width;
   if (weight.shuffled) {
     // Codes are tiles of 16 rows by one block, 256 bytes each; scales, of 32 rows by 8 blocks.
@@ -135,12 +143,12 @@ void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int
     Panel panel{weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16, 256,
                 weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
                 static_cast<int>(n0 / 16 % 2)};
-    return AllRows::template run<true>(x, huge, m_begin, m_end, weight, panel, n0, out);
+    return AllRows::template run<true>(x, m_begin, m_end, weight, panel, n0, out);
   }
   if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
     Panel panel{weight.codes + n0 * weight.code_row, weight.code_row, kBlock / 2,
                 weight.scales + n0 * weight.scale_row, weight.scale_row, 0};
-    return AllRows::template run<false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+    return AllRows::template run<false>(x, m_begin, m_end, weight, panel, n0, out);
   }
   // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
   std::vector<uint8_t> codes(V::width * blocks * (kBlock / 2)), scales(V::width * blocks, 127);
@@ -150,10 +158,16 @@ void product(const ActivationBlock* x, const uint8_t* huge, int64_t m_begin, int
     std::memcpy(scales.data() + r * blocks, weight.scales + (n0 + r) * weight.scale_row, blocks);
   }
   Panel panel{codes.data(), blocks * (kBlock / 2), kBlock / 2, scales.data(), blocks, 0};
-  AllRows::template run<false>(x, huge, m_begin, m_end, weight, panel, n0, out);
+  AllRows::template run<false>(x, m_begin, m_end, weight, panel, n0, out);
 }
 
 template <class V, class AllRows = InVectors<V>>
 constexpr Kernels make_kernels(const char* name) {
-  return {name, V::width, quantize<V>, dequantize<V>, prepare<V>, product<V, AllRows>};
+  return {name,
+          V::width,
+          quantize<V>,
+          dequantize<V>,
+          prepare<V, AllRows::in_tiles>,
+          product<V, AllRows>,
+          AllRows::in_tiles};
 }
