@@ -61,7 +61,6 @@ struct InTiles {
   // the sums stay in the L1 cache.
   static constexpr int64_t kPairs = 16;
   static constexpr int64_t kMostRows = 192;
-  static constexpr int64_t kPairsInLine = 2;  // of 64 bytes
   // How many pairs the matrix unit is ahead: from its operands to a result in memory takes it longer
   // than AVX-512 needs to add one up.
   static constexpr int64_t kAhead = 2;
@@ -138,16 +137,10 @@ struct InTiles {
                      Unpacked& out) {
     __m512i four = Avx512::zero();
     for (int64_t p = first; p < last; ++p) {
-      if (p % kPairsInLine == 0) {
-        // The next panel's rows, into L2: read in such short runs, the processor's own prefetch does
-        // not get going. Twice as fast when weights come from memory.
-        for (int64_t r = 16; r < 32; ++r) {
-          _mm_prefetch(panel.codes + r * panel.code_row + 2 * p * panel.code_block, _MM_HINT_T1);
-        }
-      }
       Avx512::Codes codes[2] = {};
       __m512i bytes[2];
       for (int64_t b = 2 * p; b < std::min(2 * p + 2, blocks); ++b) {
+        prefetch_next<Avx512>(panel, b);
         codes[b % 2] =
             Avx512::load_codes(panel.codes + b * panel.code_block, panel.code_row);
         bytes[b % 2] = scale_bytes<Avx512, shuffled>(panel, b, blocks, four);

@@ -49,6 +49,29 @@ typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& c
   return V::as_float(bits);
 }
 
+// Fetches what the next panel has at block b into L2. Its rows are read in such short runs that the
+// processor's own prefetch does not get going; without this, one row of activations takes a third longer
+// when the weight comes from memory. Four blocks share a line of 64 bytes, and so the rows among them.
+// Always inline: GCC takes a function that only prefetches for one without effects and drops its calls.
+#ifdef __GNUC__
+template <class V>
+__attribute__((always_inline)) inline void prefetch_next(const Panel& panel, int64_t b) {
+  const int64_t quarter = b % 4, line = b - quarter;
+  const uint8_t* codes = panel.codes + line * panel.code_block;
+  for (int64_t r = 0; r < V::width / 4; ++r) {
+    const int64_t row = V::width + quarter * (V::width / 4) + r;
+    __builtin_prefetch(codes + row * panel.code_row, 0, 2);
+  }
+  if (quarter == 0) __builtin_prefetch(panel.scales + V::width * panel.scale_row + line * 16, 0, 2);
+}
+#else
+template <class V>
+void prefetch_next(const Panel&, int64_t) {}
+#endif
+
+// With more rows than this, the product waits for arithmetic and not for memory.
+inline constexpr int kFewRows = 8;
+
 // Rows [m, m + rows) by one panel.
 template <class V, bool shuffled, int rows, bool huge>
 void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64_t n,
@@ -60,6 +83,7 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   typename V::Int four = V::zero();
   const auto add_block = [&](int64_t b, auto second) {
+    if constexpr (rows <= kFewRows) prefetch_next<V>(panel, b);
     const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
     const auto scale =
         scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
