@@ -107,7 +107,8 @@ struct InTiles {
     for (int i = 0; i < 2; ++i) {
       const auto& v = codes[i].v;
       const __m512i any = _mm512_or_si512(_mm512_or_si512(v[0], v[1]), _mm512_or_si512(v[2], v[3]));
-      zero[i] = _mm512_testn_epi32_mask(any, _mm512_set1_epi32(0x77777777));
+      zero[i] = _mm512_testn_epi32_mask(any, _mm512_set1_epi32(0x77777777)) &
+                _mm512_cmpneq_epi32_mask(bytes[i], _mm512_set1_epi32(kScaleNan));
     }
     __m512i e[2] = {_mm512_mask_mov_epi32(bytes[0], zero[0], bytes[1]), bytes[1]};
     e[0] = _mm512_mask_mov_epi32(e[0], zero[0] & zero[1], _mm512_set1_epi32(127));

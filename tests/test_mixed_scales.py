@@ -61,3 +61,17 @@ def test_instruction_sets_agree(spread: int, m: int, n: int, blocks: int, shuffl
             results.append(mxfp4_ops.quant_mm(x, *weight, shuffled=shuffled).view(torch.int32))
     for result in results[1:]:
         assert torch.equal(result, results[0])
+
+
+@every_path
+@pytest.mark.parametrize("m", [1, 12, 16, 33])
+@pytest.mark.parametrize("block", [0, 1, 4])
+def test_nan_scale_of_a_block_of_zeros(path: RunPath, m: int, block: int) -> None:
+    x, codes, scales = operands(1, m, 24, 5)
+    codes.unflatten(1, (5, 16))[3, block] = 0
+    scales[3, block] = 255
+    with path.active():
+        y = mxfp4_ops.quant_mm(*(t.to(path.device) for t in (x, codes, scales))).isnan()
+    expected = torch.zeros_like(y)
+    expected[:, 3] = True
+    assert torch.equal(y, expected)
