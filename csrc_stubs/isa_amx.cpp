@@ -52,15 +52,13 @@ struct TileConfig {
 #define MXFP4_TILE_W_2 7
 
 struct InTiles {
-  static constexpr bool in_tiles = true;
   static constexpr int kRows = kTileRows;
-  // AVX-512 alone is faster for up to this many rows in all, and for up to this many left over by
-  // tiles, where they do not pay for the weights' unpacking alone.
-  static constexpr int64_t kFewRows = 11, kFewLeft = 3;
+  // AVX-512 alone is faster for fewer rows in all, and for up to kFewLeft left over by tiles, where they
+  // do not pay for the weights' unpacking alone.
+  static constexpr int64_t tiles_from = 12, kFewLeft = 3;
   // Pairs of blocks of the weight that are unpacked at a time: 16 KiB, so that they, their scales and
   // the sums stay in the L1 cache.
   static constexpr int64_t kPairs = 16;
-  static constexpr int64_t kMostRows = 192;
   // How many pairs the matrix unit is ahead: from its operands to a result in memory takes it longer
   // than AVX-512 needs to add one up.
   static constexpr int64_t kAhead = 2;
@@ -244,10 +242,8 @@ struct InTiles {
     int64_t split = m_end;
     const int64_t left = (m_end - m_begin) % kRows;
     if (left <= kFewLeft) split -= left;
-    if (m_end - m_begin <= kFewRows || any_huge(x, m_begin, m_end)) split = m_begin;
-    for (int64_t m = m_begin; m < split; m += kMostRows) {
-      by_tiles<shuffled>(x, m, std::min(split, m + kMostRows), weight, panel, n0, out);
-    }
+    if (m_end - m_begin < tiles_from || any_huge(x, m_begin, m_end)) split = m_begin;
+    if (m_begin < split) by_tiles<shuffled>(x, m_begin, split, weight, panel, n0, out);
     if (split < m_end) InVectors<Avx512>::run<shuffled>(x, split, m_end, weight, panel, n0, out);
   }
 
@@ -257,7 +253,7 @@ struct InTiles {
     const TileConfig configuration = config();
     _tile_loadconfig(&configuration);
     Unpacked weights;
-    alignas(64) float sums[kMostRows * 16];
+    alignas(64) float sums[kRowsAtOnce * 16];
     const int64_t tiles = (m_end - m_begin + kRows - 1) / kRows;
     std::fill_n(sums, tiles * kRows * 16, 0.0f);
     for (int64_t first = 0; first < x.pairs; first += kPairs) {

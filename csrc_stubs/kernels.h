@@ -18,7 +18,7 @@ struct PairScales {
 };
 
 // Activations [M, K], ready to be multiplied. If K has an odd number of blocks, the last pair's second
-// is zero. Behind the last row there are kPadRows more of zeros.
+// is zero.
 struct Activations {
   int64_t m, blocks;
   int64_t pairs;
@@ -28,13 +28,15 @@ struct Activations {
   int64_t row;
   const PairScales* scales;  // [M, pairs]
   const uint8_t* huge;       // [M]: a block's scale byte is kHugeScale or more
-  // [M / 16, pairs]: in each of 16 rows both blocks have the same scale, and it is not tiny. Only where
-  // Kernels::in_tiles.
+  // [M / 16, pairs]: in each of 16 rows both blocks have the same scale, and it is not tiny. This, and
+  // rows of zeros up to a multiple of 16, are there from Kernels::tiles_from rows on.
   const uint8_t* alike;
 };
 
-constexpr int64_t kPadRows = 15;
 constexpr int64_t kTileRows = 16;
+
+// The most rows that one call of `product` multiplies: with K = 4096, 1 MiB of them, half of an L2 cache.
+constexpr int64_t kRowsAtOnce = 192;
 
 // A smaller scale may take a product below float32's normal numbers (the weight's has the same limit).
 constexpr int kTinyExponent = -60;
@@ -74,11 +76,11 @@ struct Kernels {
   // a huge scale.
   bool (*prepare)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
                   PairScales* pairs);
-  // Rows [m_begin, m_end) and one panel of columns, from column `panel_index * panel` on. m_begin is a
-  // multiple of kTileRows.
+  // Rows [m_begin, m_end), kRowsAtOnce at most, and one panel of columns, from column
+  // `panel_index * panel` on. m_begin is a multiple of kTileRows.
   void (*product)(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
                   int64_t panel_index, const Output& out);
-  bool in_tiles;  // wants Activations::alike
+  int64_t tiles_from;  // from how many rows on `product` may work in tiles of kTileRows; 0: never
 };
 
 extern const Kernels kScalarKernels;

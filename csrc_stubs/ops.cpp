@@ -22,9 +22,6 @@ using torch::stable::parallel_for;
 constexpr int64_t kBlocksPerThread = 512;
 constexpr int64_t kMultiplyAddsPerThread = 1 << 19;
 
-// Rows of activations that are multiplied together: with K = 4096, 1 MiB of them, half of an L2 cache.
-constexpr int64_t kRowsAtOnce = 192;
-
 // A tensor [..., columns] as rows, by its strides: nothing is copied.
 class Rows {
  public:
@@ -140,16 +137,21 @@ Tensor dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype) {
 class Operand {
  public:
   Operand(const Kernels& run, int64_t m, int64_t k)
-      : run_(run), m_(m), blocks_(k / kBlock), pairs_((blocks_ + 1) / 2),
+      : run_(run),
+        m_(m),
+        blocks_(k / kBlock),
+        pairs_((blocks_ + 1) / 2),
+        huge_(m),
+        in_tiles_(run.tiles_from > 0 && m >= run.tiles_from),
         // An odd number of 64-byte lines from row to row spreads a column over the cache's sets.
-        row_((pairs_ | 1) * 2 * kBlock),
-        memory_(new int8_t[(m + kPadRows) * row_ + kAlignment]),
-        values_(memory_.get() + kAlignment -
-                reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment),
-        scales_(new PairScales[(m + kPadRows) * pairs_]),
-        huge_(m) {
-    std::memset(values_ + m * row_, 0, kPadRows * row_);
-    std::memset(&scales_[m * pairs_], 0, kPadRows * pairs_ * sizeof(PairScales));
+        row_((pairs_ | 1) * 2 * kBlock) {
+    const int64_t pad = in_tiles_ ? tiles() * kTileRows - m : 0;
+    memory_.reset(new int8_t[(m + pad) * row_ + kAlignment]);
+    values_ = memory_.get() + kAlignment -
+              reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment;
+    scales_.reset(new PairScales[(m + pad) * pairs_]);
+    std::memset(values_ + m * row_, 0, pad * row_);
+    std::memset(scales_.get() + m * pairs_, 0, pad * pairs_ * sizeof(PairScales));
   }
 
   // Blocks [first, last) of a row; first is even.
@@ -163,18 +165,19 @@ class Operand {
   // Once all blocks are set.
   Activations get() {
     all_huge_.assign(huge_.begin(), huge_.end());
-    if (run_.in_tiles) find_alike();
+    if (in_tiles_) find_alike();
     return {m_, blocks_, pairs_, values_, row_, scales_.get(), all_huge_.data(), alike_.data()};
   }
 
  private:
   static constexpr int64_t kAlignment = 64;
 
+  int64_t tiles() const { return (m_ + kTileRows - 1) / kTileRows; }
+
   void find_alike() {
-    const int64_t tiles = (m_ + kTileRows - 1) / kTileRows;
     const float tiny = std::ldexp(1.0f, kTinyExponent);
-    alike_.assign(tiles * pairs_, 1);
-    parallel_for(0, tiles, 1, [&](int64_t begin, int64_t end) {
+    alike_.assign(tiles() * pairs_, 1);
+    parallel_for(0, tiles(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t m = begin * kTileRows; m < std::min(m_, end * kTileRows); ++m) {
         for (int64_t p = 0; p < pairs_; ++p) {
           const float* scale = scales_[m * pairs_ + p].scale;
@@ -186,11 +189,13 @@ class Operand {
   }
 
   const Kernels& run_;
-  int64_t m_, blocks_, pairs_, row_;
+  int64_t m_, blocks_, pairs_;
+  std::vector<std::atomic<uint8_t>> huge_;  // several threads may work on a row
+  bool in_tiles_;
+  int64_t row_;
   std::unique_ptr<int8_t[]> memory_;
   int8_t* values_;
   std::unique_ptr<PairScales[]> scales_;
-  std::vector<std::atomic<uint8_t>> huge_;  // several threads may work on a row
   std::vector<uint8_t> all_huge_, alike_;
 };
 
@@ -201,12 +206,12 @@ Tensor multiply(const Activations& x, const Tensor& like, const Tensor& weight,
   Tensor out = new_tensor(like, n, out_dtype);
   if (x.m == 0 || n == 0) return out;
 
-  std::vector<float> bias_values;
+  std::vector<float> bias_values(bias ? n : 0);
   if (bias) {
+    const void* data = bias->const_data_ptr();
     const Float type = float_of_dtype(bias->scalar_type());
-    for (int64_t i = 0; i < n; ++i) {
-      bias_values.push_back(load(bias->const_data_ptr(), type, i * bias->stride(0)));
-    }
+    const int64_t stride = bias->stride(0);
+    for (int64_t i = 0; i < n; ++i) bias_values[i] = load(data, type, i * stride);
   }
   const Output output{out.mutable_data_ptr(), float_of_dtype(out_dtype),
                       bias ? bias_values.data() : nullptr};

@@ -133,7 +133,7 @@ inline bool any_huge(const Activations& x, int64_t begin, int64_t end) {
 // All rows of activations by one panel, in vectors of V.
 template <class V>
 struct InVectors {
-  static constexpr bool in_tiles = false;
+  static constexpr int64_t tiles_from = 0;
 
   template <bool shuffled>
   static void run(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
@@ -191,7 +191,7 @@ constexpr Kernels make_kernels(const char* name) {
           V::width,
           quantize<V>,
           dequantize<V>,
-          prepare<V, AllRows::in_tiles>,
+          prepare<V, (AllRows::tiles_from > 0)>,
           product<V, AllRows>,
-          AllRows::in_tiles};
+          AllRows::tiles_from};
 }

@@ -74,6 +74,10 @@ every_path = _parametrize(PATHS)
 every_backend = _parametrize({(p.backend, p.device): p for p in PATHS}.values())
 every_cpu_path = _parametrize(CPU_PATHS)
 
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_mode = pytest.mark.parametrize("mode", MODES)
+plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
+
 needs_cpu_kernels = pytest.mark.skipif(not CPU_PATHS, reason="the C++ kernels are not built")
 
 
@@ -128,6 +132,11 @@ def activation(*shape: int, dtype: torch.dtype, seed: int = 7) -> Tensor:
 def quantized_values(x: Tensor, mode: str = "even") -> Tensor:
     """The numbers that `x` becomes, in float64 on the CPU."""
     return oracle.decode(*oracle.quantize_tensor(x, mode))
+
+
+def on_meta(t: Tensor) -> Tensor:
+    """A meta tensor of the same sizes, strides and dtype."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:

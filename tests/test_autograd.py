@@ -11,6 +11,8 @@ from common import (
     activation,
     assert_same_bits,
     every_backend,
+    every_dtype,
+    plain_and_shuffled,
     random_codes,
     random_weight,
 )
@@ -20,8 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import mxfp4_ops
 
 ops = torch.ops.mxfp4
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 
 def gradient_of_x(grad: Tensor, values: Tensor) -> Product:

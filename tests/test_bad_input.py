@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from common import Path, every_backend, random_codes
+from common import (
+    Path,
+    every_backend,
+    on_meta,
+    random_codes,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -167,10 +172,6 @@ CASES = list(_cases())
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def _meta(t: Tensor) -> Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-
-
 def test_the_valid_arguments_are_valid() -> None:
     for op, arguments in VALID.items():
         getattr(torch.ops.mxfp4, op)(**arguments)
@@ -178,7 +179,7 @@ def test_the_valid_arguments_are_valid() -> None:
 
 @every_case
 def test_meta_and_fake_tensors(case: Case) -> None:
-    message = case.error(tree_map_only(Tensor, _meta, case.arguments))
+    message = case.error(tree_map_only(Tensor, on_meta, case.arguments))
     with FakeTensorMode() as mode:
         assert case.error(tree_map_only(Tensor, mode.from_tensor, case.arguments)) == message
 
@@ -196,7 +197,7 @@ def _on(device: str, t: Tensor) -> Tensor:
 @every_backend
 @every_case
 def test_backends(path: Path, case: Case) -> None:
-    expected = case.error(tree_map_only(Tensor, _meta, case.arguments))
+    expected = case.error(tree_map_only(Tensor, on_meta, case.arguments))
     arguments = tree_map_only(Tensor, lambda t: _on(path.device, t), case.arguments)
     with path.active():
         assert case.error(arguments) == expected
@@ -231,11 +232,11 @@ def test_tensors_on_different_devices(path: Path, op: str) -> None:
     first, *others = (name for name, t in arguments.items() if isinstance(t, Tensor))
     with path.active():
         for name in others:
-            moved = arguments | {name: _meta(arguments[name])}
+            moved = arguments | {name: on_meta(arguments[name])}
             with pytest.raises(ValueError, match=rf"^{re.escape(name)} is on meta"):
                 getattr(torch.ops.mxfp4, op)(**moved)
         with pytest.raises(ValueError, match=rf"is on {path.device}.*, but .* is on meta"):
-            getattr(torch.ops.mxfp4, op)(**arguments | {first: _meta(arguments[first])})
+            getattr(torch.ops.mxfp4, op)(**arguments | {first: on_meta(arguments[first])})
 
 
 _sizes = st.sampled_from((0, 1, 3, 16, 24, 32, 48, 64, 96))
@@ -278,7 +279,7 @@ def _outcome(op: str, arguments: dict[str, Any]) -> object:
 def test_any_arguments(path: Path, call: tuple[str, dict[str, Any]]) -> None:
     """Whatever is passed, a backend and the shape function agree on what comes of it."""
     op, arguments = call
-    expected = _outcome(op, tree_map_only(Tensor, _meta, arguments))
+    expected = _outcome(op, tree_map_only(Tensor, on_meta, arguments))
     with path.active():
         assert (
             _outcome(op, tree_map_only(Tensor, lambda t: t.to(path.device), arguments)) == expected

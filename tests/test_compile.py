@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from common import (
-    DTYPES,
     Path,
     Weight,
     activation,
     assert_same_bits,
     every_backend,
+    every_dtype,
+    on_meta,
     random_codes,
     random_weight,
 )
@@ -25,11 +26,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 ops = torch.ops.mxfp4
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-def _meta(t: Tensor) -> Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def assert_described(op: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
@@ -37,7 +33,7 @@ def assert_described(op: Callable[..., Any], *arguments: Any, **keywords: Any) -
     real = tree_leaves(op(*arguments, **keywords))
     with FakeTensorMode() as mode:
         fake = tree_leaves(op(*tree_map_only(Tensor, mode.from_tensor, arguments), **keywords))
-    meta = tree_leaves(op(*tree_map_only(Tensor, _meta, arguments), **keywords))
+    meta = tree_leaves(op(*tree_map_only(Tensor, on_meta, arguments), **keywords))
     for r, f, m in zip(real, fake, meta, strict=True):
         assert r.shape == f.shape == m.shape
         assert r.stride() == f.stride() == m.stride()

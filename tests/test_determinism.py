@@ -8,20 +8,18 @@ import pytest
 import torch
 from common import (
     CPU_PATHS,
-    DTYPES,
     Path,
     activation,
     assert_same_bits,
     every_cpu_path,
+    every_dtype,
     every_path,
     needs_cpu_kernels,
+    plain_and_shuffled,
     random_codes,
     random_weight,
 )
 from torch import Tensor
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 SIZES = [(1, 31, 96), (5, 17, 2880), (33, 96, 160), (70, 200, 512), (400, 70, 192)]
 

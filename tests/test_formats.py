@@ -9,13 +9,15 @@ import oracle
 import pytest
 import torch
 from blocks import all_patterns, amax_boundaries, random_patterns, special_blocks
-from common import DTYPES, MODES, assert_same_bits
+from common import (
+    DTYPES,
+    assert_same_bits,
+    every_dtype,
+    every_mode,
+)
 from oracle import FORMATS, TWO, Bits
 
 from mxfp4_ops.formats import dequantize_reference, quantize_reference
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def check(bits: Bits, dtype: torch.dtype, mode: str) -> None:

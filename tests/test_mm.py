@@ -12,7 +12,9 @@ from common import (
     Weight,
     activation,
     assert_same_bits,
+    every_dtype,
     every_path,
+    plain_and_shuffled,
     random_codes,
     random_weight,
 )
@@ -23,8 +25,6 @@ import mxfp4_ops
 from mxfp4_ops.backends import reference
 
 mm = torch.ops.mxfp4.mm
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 
 @every_path

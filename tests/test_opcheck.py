@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from common import DTYPES, MODES, Path, activation, every_backend, random_codes, random_weight
+from common import (
+    DTYPES,
+    MODES,
+    Path,
+    activation,
+    every_backend,
+    every_dtype,
+    plain_and_shuffled,
+    random_codes,
+    random_weight,
+)
 from torch import Tensor
 from torch.library import opcheck
 
@@ -56,8 +66,6 @@ def _same(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 Cast = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 CASTS: dict[str, Cast] = {"bytes": _same, "float4": _typed}
 every_cast = pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 N, K = 24, 96
 

@@ -12,8 +12,10 @@ from common import (
     Weight,
     activation,
     assert_same_bits,
+    every_dtype,
     every_path,
     half_ulp,
+    plain_and_shuffled,
     quantized_values,
     random_codes,
     random_weight,
@@ -24,8 +26,6 @@ from torch import Tensor
 import mxfp4_ops
 
 quant_mm = torch.ops.mxfp4.quant_mm
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 
 @every_path

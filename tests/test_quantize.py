@@ -8,16 +8,21 @@ import oracle
 import pytest
 import torch
 from blocks import all_patterns, amax_boundaries, random_patterns, special_blocks
-from common import DTYPES, MODES, Path, assert_same_bits, every_path, random_codes
+from common import (
+    MODES,
+    Path,
+    assert_same_bits,
+    every_dtype,
+    every_mode,
+    every_path,
+    random_codes,
+)
 from layouts import Layout, every_layout
 from torch import Tensor
 
 import mxfp4_ops
 from mxfp4_ops.backends import reference
 from mxfp4_ops.formats import dequantize_reference, quantize_reference
-
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-every_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def check(path: Path, x: Tensor, mode: str) -> None:

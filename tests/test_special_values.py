@@ -10,7 +10,9 @@ from common import (
     Product,
     Weight,
     activation,
+    every_dtype,
     every_path,
+    plain_and_shuffled,
     quantized_values,
     random_codes,
     random_weight,
@@ -18,8 +20,6 @@ from common import (
 from torch import Tensor
 
 quant_mm = torch.ops.mxfp4.quant_mm
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-plain_and_shuffled = pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
 
 WIDE_DTYPES = (torch.bfloat16, torch.float32)  # those with float32's exponents
 
