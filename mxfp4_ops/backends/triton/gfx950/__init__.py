@@ -1,0 +1,168 @@
+"""The kernels for AMD's MI355X (gfx950), which multiplies MXFP4 in hardware.
+
+They are written in Gluon, Triton's dialect in which layouts are explicit. Each function decides on
+launches and returns them in order; tensors are 2-d here, and `out` is new and contiguous.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....formats import BLOCK
+from ....layout import shuffled_shapes
+from ..dequantize import dequantize
+from ..launch import Launch
+from ..reduce import bias_arguments, reduce
+from .fused import fused_kernel
+from .gemm import gemm_kernel
+from .plan import Plan, gemm_plan, quant_mm_plan
+from .quantize import quantize_kernel
+
+__all__ = ["dequantize", "mm", "quant_mm", "quantize"]
+
+QUANTIZE_ROWS, QUANTIZE_CHUNK, QUANTIZE_WAVES = 16, 512, 4
+"""A block for each lane: the activations of few rows must still reach many compute units."""
+
+ALIGNMENT = 16
+CONTIGUOUS = torch.contiguous_format
+
+OFFSET_LIMIT = 2**31
+"""Bytes from a tile's first element that the kernels' 32-bit offsets reach."""
+
+
+def _reachable(t: Tensor, rows: int) -> Tensor:
+    """`t`, or a contiguous copy if `rows` rows of it lie too far apart."""
+    reach = (rows - 1) * t.stride(0) + (t.shape[1] - 1) * t.stride(1) + 1
+    return t if reach * t.element_size() <= OFFSET_LIMIT else t.contiguous()
+
+
+def _activations(x: Tensor, rows: int) -> tuple[Tensor, dict[str, Any], bool]:
+    """x, its strides, and whether its rows can be read as 32-bit words of two elements."""
+    x = _reachable(x, rows)
+    stride_m, stride_k = x.stride() if len(x) > 1 else (x.shape[1], x.stride(1))
+    words = stride_k == 1 and stride_m % 2 == 0 and x.data_ptr() % 4 == 0
+    return x, {"x_stride_m": stride_m, "x_stride_k": stride_k}, words and x.element_size() == 2
+
+
+def quantize(
+    x: Tensor, codes: Tensor, scales: Tensor, scale_mode: str, *, shuffled: bool = False
+) -> list[Launch]:
+    """Quantise x[M, K], of any strides, into contiguous codes and scales.
+
+    With `shuffled` they have the sizes of that layout (`layout.shuffled_shapes`), whose pad is left
+    as it is.
+    """
+    m, k = x.shape
+    x, strides, packed = _activations(x, QUANTIZE_ROWS)
+    constants = {"K": k, "MODE": scale_mode, "PACKED": packed, "SHUFFLED": shuffled}
+    constants |= {"BM": QUANTIZE_ROWS, "KC": QUANTIZE_CHUNK, "MASK_M": m % QUANTIZE_ROWS != 0}
+    return [
+        Launch(
+            quantize_kernel,
+            (ceil(k / QUANTIZE_CHUNK), ceil(m / QUANTIZE_ROWS), 1),
+            {"x": x, "codes": codes, "scales": scales, "m": m, **strides},
+            constants,
+            {"num_warps": QUANTIZE_WAVES},
+        )
+    ]
+
+
+def _product(
+    kernel: Any, arguments: dict[str, Any], constants: dict[str, Any], bias: Tensor | None,
+    out: Tensor, shuffled: bool, plan: Plan,
+) -> list[Launch]:  # fmt: skip
+    """One launch of a product kernel, and with split-K that of the sum."""
+    (m, n), split = out.shape, plan.split_k
+    target, kernel_bias = out, bias
+    if split > 1:
+        target, kernel_bias = out.new_empty(split, m, n, dtype=torch.float32), None
+    bias_given, bias_absent = bias_arguments(kernel_bias)
+    arguments |= {"out": target, "m": m, "n": n, **bias_given}
+    constants |= {"BM": plan.block_m, "BN": plan.block_n, "KC": plan.chunk_k, "SPLIT": split}
+    # Tiles of shuffled weights begin at multiples of 32 rows, so the last cannot always be shifted.
+    constants |= {"MASK_N": n < plan.block_n or (shuffled and n % 32 != 0), **bias_absent}
+    grid = (ceil(n / plan.block_n), ceil(m / plan.block_m), split)
+    product = Launch(kernel, grid, arguments, constants, {"num_warps": plan.num_warps})
+    return [product, *(reduce(target, bias, out) if split > 1 else [])]
+
+
+def _aligned(t: Tensor) -> Tensor:
+    """`t`, or a copy if not all of its rows begin at multiples of 16 bytes."""
+    apart = len(t) < 2 or t.stride(0) % ALIGNMENT == 0
+    return t if apart and t.data_ptr() % ALIGNMENT == 0 else t.clone(memory_format=CONTIGUOUS)
+
+
+def _operand(codes: Tensor, scales: Tensor, shuffled: bool, rows: int) -> tuple[Tensor, Tensor]:
+    """Codes and scales as the kernels can read them."""
+    if shuffled:
+        return _aligned(codes), _aligned(scales)
+    return _aligned(_reachable(codes, rows)), _reachable(scales, rows)
+
+
+def _row_strides(name: str, codes: Tensor, scales: Tensor) -> dict[str, int]:
+    return {
+        f"{name}_stride": codes.stride(0) // ALIGNMENT,
+        f"{name}_scale_stride": scales.stride(0),
+    }
+
+
+def _gemm(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], bias: Tensor | None, out: Tensor, k: int,
+    a_shuffled: bool, b_shuffled: bool, plan: Plan,
+) -> list[Launch]:  # fmt: skip
+    a = _operand(*a, a_shuffled, plan.block_m)
+    b = _operand(*b, b_shuffled, plan.block_n)
+    m = len(out)
+    arguments: dict[str, Any] = {"a": a[0], "a_scale": a[1], "b": b[0], "b_scale": b[1]}
+    arguments |= _row_strides("a", *a) | _row_strides("b", *b)
+    constants = {"K": k, "A_SHUFFLED": a_shuffled, "B_SHUFFLED": b_shuffled, "WM": plan.waves_m}
+    constants |= {"MASK_M": m < plan.block_m or (a_shuffled and m % 32 != 0)}
+    return _product(gemm_kernel, arguments, constants, bias, out, b_shuffled, plan)
+
+
+def mm(
+    a: Tensor,
+    a_scale: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    shuffled: bool,
+    plan: Plan | None = None,
+) -> list[Launch]:
+    """out[M, N] = a @ b.T + bias of two MXFP4 operands, the first in the plain layout."""
+    k = 2 * a.shape[1]
+    m, n = out.shape
+    plan = plan or gemm_plan(m, n, k)
+    return _gemm((a, a_scale), (b, b_scale), bias, out, k, False, shuffled, plan)
+
+
+def quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    shuffled: bool,
+    scale_mode: str,
+    plan: Plan | None = None,
+) -> list[Launch]:
+    """out[M, N] = quantise(x) @ weight.T + bias."""
+    (m, k), n = x.shape, out.shape[1]
+    plan = plan or quant_mm_plan(m, n, k)
+    if not plan.fused:
+        shapes = shuffled_shapes(m, k) if shuffled else ((m, k // 2), (m, k // BLOCK))
+        a = x.new_empty(shapes[0], dtype=torch.uint8), x.new_empty(shapes[1], dtype=torch.uint8)
+        passes = quantize(x, a[0], a[1], scale_mode, shuffled=shuffled)
+        return passes + _gemm(a, (weight, weight_scale), bias, out, k, shuffled, shuffled, plan)
+    weight, weight_scale = _operand(weight, weight_scale, shuffled, plan.block_n)
+    x, strides, packed = _activations(x, plan.block_m)
+    arguments: dict[str, Any] = {"x": x, "weight": weight, "weight_scale": weight_scale, **strides}
+    arguments |= _row_strides("weight", weight, weight_scale)
+    constants = {"K": k, "MODE": scale_mode, "PACKED": packed, "SHUFFLED": shuffled}
+    constants |= {"MASK_M": m < plan.block_m}
+    return _product(fused_kernel, arguments, constants, bias, out, shuffled, plan)
