@@ -88,6 +88,15 @@ def test_quantise_pass_and_gemm(form: Form, shuffled: bool, m: int, k: int) -> N
     check(form, activation(m, k, dtype=torch.bfloat16), random_weight(80, k), shuffled)
 
 
+@every_form
+@plain_and_shuffled
+@pytest.mark.parametrize("m", [128, 130, 100])
+def test_waves_that_share_rows_out(form: Form, shuffled: bool, m: int) -> None:
+    plan = Plan(False, 128, 128, 256, waves_m=2)
+    x = activation(m, 288, dtype=torch.bfloat16)
+    check(form, x, random_weight(160, 288), shuffled, plan=plan)
+
+
 @every_dtype
 @every_mode
 @plain_and_shuffled
@@ -191,14 +200,6 @@ def test_mm(shuffled: bool, m: int) -> None:
         expected = Product.of(a.values, b.padded_values(shuffled))
         operands = b.on("cpu", shuffled)
         expected.check(mm(form, (a.codes, a.scales), operands, shuffled=shuffled))
-
-
-@plain_and_shuffled
-def test_scales_at_their_limits(shuffled: bool) -> None:
-    a = Weight.of(*random_codes(17, 160, seed=1, low=0, high=254))
-    b = Weight.of(*random_codes(33, 160, seed=2, low=0, high=254))
-    y = mm(FIRST, (a.codes, a.scales), b.on("cpu", shuffled), shuffled=shuffled)
-    Product.of(a.values, b.padded_values(shuffled)).check(y)
 
 
 def test_nothing_to_sum_and_nothing_to_compute() -> None:

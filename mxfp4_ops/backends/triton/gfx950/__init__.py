@@ -155,6 +155,8 @@ def quant_mm(
     (m, k), n = x.shape, out.shape[1]
     plan = plan or quant_mm_plan(m, n, k)
     if not plan.fused:
+        if shuffled and plan.block_m < 32 * plan.waves_m:
+            raise ValueError(f"{plan} leaves a wave less than the 32 rows of shuffled scales")
         shapes = shuffled_shapes(m, k) if shuffled else ((m, k // 2), (m, k // BLOCK))
         a = x.new_empty(shapes[0], dtype=torch.uint8), x.new_empty(shapes[1], dtype=torch.uint8)
         passes = quantize(x, a[0], a[1], scale_mode, shuffled=shuffled)

@@ -16,6 +16,10 @@ FUSED_ROWS = 64
 own, which has to be launched and waited for."""
 
 
+LARGEST_SPLIT = 16
+"""The sum of the partial products reads all of them at once."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a product is divided.
@@ -37,14 +41,24 @@ class Plan:
     num_warps: int = 4
     waves_m: int = 1
 
+    def __post_init__(self) -> None:
+        waves_n = self.num_warps // self.waves_m
+        sizes = (self.block_m, self.block_n, self.chunk_k, self.num_warps, self.waves_m)
+        if any(size < 1 or size & (size - 1) for size in sizes):
+            raise ValueError(f"sizes of {self} must be powers of two")
+        if self.waves_m * waves_n != self.num_warps or (self.fused and self.waves_m != 1):
+            raise ValueError(f"waves of {self} cannot be laid out")
+        if self.block_m < 16 * self.waves_m or self.block_n < 32 * waves_n or self.chunk_k < 256:
+            raise ValueError(f"{self} leaves a wave less than 16 rows, 32 columns and K = 256")
+
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 
 
 def _split(tiles: int, chunks: int) -> int:
     """The most splits of equal length with which every workgroup still has a compute unit."""
-    fitting = (s for s in range(1, chunks + 1) if chunks % s == 0 and tiles * s <= COMPUTE_UNITS)
-    return max(fitting, default=1)
+    splits = range(1, min(chunks, LARGEST_SPLIT) + 1)
+    return max((s for s in splits if chunks % s == 0 and tiles * s <= COMPUTE_UNITS), default=1)
 
 
 def _with_split(plan: Plan, m: int, n: int, k: int) -> Plan:
@@ -74,12 +88,15 @@ def fused_plan(m: int, n: int, k: int) -> Plan:
 
 
 def gemm_plan(m: int, n: int, k: int) -> Plan:
-    """64 x 64 a wave, where that leaves work for every second SIMD; smaller ones otherwise."""
-    block_n, num_warps = _columns(n)
+    """64 x 64 a wave where that leaves work for every second SIMD; smaller tiles otherwise."""
+    square = Plan(False, 128, 128, 256, waves_m=2)
+    flat = Plan(False, 64, 256, 256)
+    for wide in (square, flat):  # a square tile reads less
+        fits = m >= wide.block_m and n >= wide.block_n
+        if fits and wide.tiles(m, n) * wide.num_warps >= SIMDS // 2:
+            return wide
     block_m = 16 if m <= 16 else 32 if m <= 32 else 64
-    wide = Plan(False, block_m, 2 * block_n, 256, num_warps=num_warps)
-    if block_m == 64 and n >= 256 and wide.tiles(m, n) * num_warps >= SIMDS // 2:
-        return wide
+    block_n, num_warps = _columns(n)
     return _with_split(Plan(False, block_m, block_n, 256, num_warps=num_warps), m, n, k)
 
 

@@ -1,0 +1,81 @@
+"""How problems are divided on gfx950: rules of thumb that must hold for every size."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mxfp4_ops import layout
+from mxfp4_ops.backends.triton import gfx950
+from mxfp4_ops.backends.triton.gfx950.plan import (
+    COMPUTE_UNITS,
+    FUSED_ROWS,
+    Plan,
+    fused_plan,
+    gemm_plan,
+    quant_mm_plan,
+    table,
+)
+
+sizes = st.tuples(
+    st.integers(1, 8192),
+    st.integers(1, 65536),
+    st.integers(0, 1024).map(lambda blocks: 32 * blocks),
+)
+
+
+@given(sizes)
+def test_plans_of_every_size(size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    for plan in (fused_plan(m, n, k), gemm_plan(m, n, k)):
+        chunks = max(1, ceil(k / plan.chunk_k))
+        assert chunks % plan.split_k == 0
+        if plan.split_k > 1:
+            assert plan.tiles(m, n) * plan.split_k <= COMPUTE_UNITS
+        assert plan.num_warps > 1 or n <= 32
+
+
+@given(sizes)
+def test_few_rows_are_fused(size: tuple[int, int, int]) -> None:
+    assert quant_mm_plan(*size).fused == (size[0] <= FUSED_ROWS) or size in table()
+
+
+def test_the_table_is_used_for_its_sizes_alone() -> None:
+    for (m, n, k), plan in table().items():
+        assert quant_mm_plan(m, n, k) == plan
+        assert quant_mm_plan(m, n + 16, k) == (fused_plan if m <= 64 else gemm_plan)(m, n + 16, k)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"block_m": 24},
+        {"block_n": 96},
+        {"block_m": 8},
+        {"block_n": 64},
+        {"chunk_k": 128},
+        {"num_warps": 3},
+        {"waves_m": 2},
+        {"fused": False, "waves_m": 2, "block_m": 16},
+        {"fused": False, "waves_m": 8},
+    ],
+    ids=str,
+)
+def test_plans_that_no_kernel_has(wrong: dict[str, int]) -> None:
+    right = {"fused": True, "block_m": 16, "block_n": 128, "chunk_k": 512}
+    Plan(**right)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Plan"):
+        Plan(**{**right, **wrong})  # type: ignore[arg-type]
+
+
+def test_two_passes_with_shuffled_weights_need_32_rows_a_wave() -> None:
+    weight = torch.zeros(32, 128, dtype=torch.uint8), torch.zeros(32, 8, dtype=torch.uint8)
+    x, out = torch.zeros(4, 256), torch.empty(4, 32)
+    plan = Plan(False, 16, 32, 256, num_warps=1)
+    assert gfx950.quant_mm(x, *weight, None, out, False, "even", plan)
+    with pytest.raises(ValueError, match="32 rows"):
+        gfx950.quant_mm(x, *layout.shuffle(*weight), None, out, True, "even", plan)
