@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import register_flop_formula
 
 from . import checks, layout
-from .backends import Call, cpu, run
+from .backends import Call, cpu, repeat, run
 from .formats import BLOCK
 from .schema import NAMESPACE, SCHEMAS
 
@@ -43,9 +44,11 @@ def quant_mm(
     shuffled: bool = False,
     scale_mode: str = "even",
 ) -> Any:
-    m, n, k = checks.quant_mm(x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode)
-    call = Call("quant_mm", x.device, x.dtype, m, n, k, shuffled)
-    return run(call, x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode)
+    args = (x, weight, weight_scale, bias, out_dtype, shuffled, scale_mode)
+    if x.is_cuda and (result := repeat("quant_mm", args)) is not None:
+        return result
+    m, n, k = checks.quant_mm(*args)
+    return run(Call("quant_mm", x.device, x.dtype, m, n, k, shuffled), *args)
 
 
 def _quant_mm_shape(
@@ -72,9 +75,11 @@ def mm(
     out_dtype: torch.dtype = torch.bfloat16,
     shuffled: bool = False,
 ) -> Any:
-    m, n, k = checks.mm(a, a_scale, b, b_scale, bias, out_dtype, shuffled)
-    call = Call("mm", a.device, a.dtype, m, n, k, shuffled)
-    return run(call, a, a_scale, b, b_scale, bias, out_dtype, shuffled)
+    args = (a, a_scale, b, b_scale, bias, out_dtype, shuffled)
+    if a.is_cuda and (result := repeat("mm", args)) is not None:
+        return result
+    m, n, k = checks.mm(*args)
+    return run(Call("mm", a.device, a.dtype, m, n, k, shuffled), *args)
 
 
 def _mm_shape(
@@ -92,8 +97,11 @@ def _mm_shape(
 
 
 def quantize(x: Tensor, *, scale_mode: str = "even") -> Any:
-    m, n, k = checks.quantize(x, scale_mode)
-    return run(Call("quantize", x.device, x.dtype, m, n, k), x, scale_mode)
+    args = (x, scale_mode)
+    if x.is_cuda and (result := repeat("quantize", args)) is not None:
+        return result
+    m, n, k = checks.quantize(*args)
+    return run(Call("quantize", x.device, x.dtype, m, n, k), *args)
 
 
 def _quantize_shape(x: Tensor, *, scale_mode: str = "even") -> tuple[Tensor, Tensor]:
@@ -106,8 +114,11 @@ def _quantize_shape(x: Tensor, *, scale_mode: str = "even") -> tuple[Tensor, Ten
 
 
 def dequantize(q: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Any:
-    m, n, k = checks.dequantize(q, scale, dtype)
-    return run(Call("dequantize", q.device, q.dtype, m, n, k), q, scale, dtype)
+    args = (q, scale, dtype)
+    if q.is_cuda and (result := repeat("dequantize", args)) is not None:
+        return result
+    m, n, k = checks.dequantize(*args)
+    return run(Call("dequantize", q.device, q.dtype, m, n, k), *args)
 
 
 def _dequantize_shape(q: Tensor, scale: Tensor, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -197,6 +208,45 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     f"{NAMESPACE}::mm", _mm_gradients, setup_context=_save_for_mm, lib=_library
 )
+
+
+# vmap. A batch of rows is more rows. Weights, biases and layouts cannot be folded like that: a
+# batch of them is a loop.
+
+
+def _register_vmap(name: str, row_arguments: int) -> None:
+    """Give an operator its rule; its first `row_arguments` arguments are those with rows."""
+    op = getattr(torch.ops.mxfp4, name).default
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:
+        size, given = info.batch_size, list(zip(args, in_dims, strict=True))
+        if all(dim is None for dim in in_dims[row_arguments:]):
+            rows = (
+                t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+                for t, dim in given[:row_arguments]
+            )
+            out = op(*rows, *args[row_arguments:], **kwargs)
+        elif size == 0:
+            raise ValueError(f"{op} under vmap needs at least one weight, got a batch of 0")
+        else:
+            of_each = (
+                (t if dim is None else t.select(dim, i) for t, dim in given) for i in range(size)
+            )
+            out = tree_map(lambda *ts: torch.stack(ts), *(op(*each, **kwargs) for each in of_each))
+        return out, tree_map(lambda _: 0, out)
+
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", rule, lib=_library)
+
+
+for _name, _row_arguments in {
+    "quant_mm": 1,
+    "mm": 2,
+    "quantize": 1,
+    "dequantize": 2,
+    "shuffle": 0,
+    "unshuffle": 0,
+}.items():
+    _register_vmap(_name, _row_arguments)
 
 
 # FLOPs are those of the product, 2 M N K; the work of quantising is not counted.

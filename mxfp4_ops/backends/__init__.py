@@ -2,7 +2,8 @@
 
 A backend says whether it can be used at all (`unavailable`) and whether it takes a given call
 (`refuses`), each with the reason. Automatic choice takes the first that does both, in the order
-below; a backend that was asked for by name either runs or raises.
+below; a backend that was asked for by name either runs or raises. One that fails at a call, which
+happens where kernels are compiled on the spot, is passed over from then on.
 
 CPU tensors normally never come here: the C++ kernels are registered with the dispatcher and are
 called without Python (see `cpu.py`).
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from . import cpu, reference
+from . import aiter, cpu, failures, reference, triton
 from .base import Backend, Call
+from .triton import replay
 
 __all__ = [
     "Backend",
@@ -31,7 +33,9 @@ __all__ = [
     "use_backend",
 ]
 
-REGISTRY: dict[str, Backend] = {b.name: b for b in (cpu.BACKEND, reference.BACKEND)}
+REGISTRY: dict[str, Backend] = {
+    b.name: b for b in (cpu.BACKEND, triton.BACKEND, aiter.BACKEND, reference.BACKEND)
+}
 """In order of preference."""
 
 ENVIRONMENT_VARIABLE = "MXFP4_OPS_BACKEND"
@@ -46,7 +50,7 @@ class BackendStatus:
         available: whether it can be used here at all.
         reason: why not, or None.
         serves: the devices it serves.
-        detail: which variant of it is in use.
+        detail: which variant of it is in use, and at what it has failed so far.
     """
 
     name: str
@@ -61,7 +65,7 @@ def backends() -> list[BackendStatus]:
     status = []
     for backend in REGISTRY.values():
         reason = backend.unavailable()
-        detail = "" if reason else backend.detail()
+        detail = "" if reason else "; ".join([backend.detail(), *failures.of(backend.name)])
         status.append(BackendStatus(backend.name, reason is None, reason, backend.serves, detail))
     return status
 
@@ -75,14 +79,13 @@ def _named(name: str) -> Backend:
 
 
 def _refusal_on_cpu(name: str | None) -> str | None:
-    """Why no CPU tensor can run on the backend that was asked for, or None if some can."""
-    if name in (None, "cpu", "reference"):
-        return None
-    try:
-        _named(name)
-    except ValueError as error:
-        return str(error)
-    return f"backend {name!r} was asked for, but it does not take tensors on cpu"
+    """Why no call can run on the backend that was asked for, or None where `select` says it."""
+    if name is not None:
+        try:
+            _named(name)
+        except ValueError as error:
+            return str(error)
+    return None
 
 
 class _Forced(threading.local):
@@ -141,12 +144,36 @@ def select(call: Call, forced: str | None) -> Backend:
         if reason is not None:
             raise RuntimeError(f"backend {forced!r} was asked for, but {reason}")
         return backend
-    for backend in REGISTRY.values():
-        if backend.unavailable() is None and backend.refuses(call) is None:
-            return backend
+    for backend in _takers(call):
+        return backend
     raise RuntimeError(f"no backend takes {call}")
+
+
+def _takers(call: Call) -> Iterator[Backend]:
+    """The backends that automatic choice considers, in order."""
+    for backend in REGISTRY.values():
+        if backend.only_by_name(call):  # asked first, for it loads nothing
+            continue
+        if backend.unavailable() or backend.refuses(call) or failures.known(backend.name, call):
+            continue
+        yield backend
+
+
+def repeat(op: str, args: tuple[object, ...]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    """The result of a call on a GPU if one like it was made before, without what `run` decides."""
+    return replay.find(op, _forced.name, args)
 
 
 def run(call: Call, *args: object) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Run `call` with the operator's arguments, in the schema's order, on the selected backend."""
-    return select(call, _forced.name).run(call, *args)
+    backend = select(call, _forced.name)
+    try:
+        return backend.run(call, *args)
+    except Exception as error:
+        if _forced.name is not None or not failures.leaves_a_choice(error, call):
+            raise
+        others = [other for other in _takers(call) if other is not backend]
+        if not others:
+            raise
+        failures.remember(backend.name, call, error, successor=others[0].name)
+    return run(call, *args)

@@ -40,6 +40,10 @@ class Backend(ABC):
     def refuses(self, call: Call) -> str | None:
         """Why this backend does not take `call`, or None if it does."""
 
+    def only_by_name(self, call: Call) -> bool:
+        """Whether automatic choice passes over this backend although it takes `call`."""
+        return False
+
     def detail(self) -> str:
         """Which variant is in use, for people to read."""
         return ""

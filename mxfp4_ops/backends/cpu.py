@@ -26,7 +26,7 @@ _NOT_BUILT = (
 )
 
 # What the library does with a call (csrc_stubs/force.h).
-_RUN, _TO_REFERENCE, _REFUSE = 0, 1, 2
+_RUN, _TO_PYTHON, _REFUSE = 0, 1, 2
 
 
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
@@ -81,7 +81,7 @@ if _library is not None and os.environ.get(ISA_VARIABLE):
 def _force_arguments(name: str | None, refusal: str | None) -> tuple[int, bytes]:
     if refusal is not None:
         return _REFUSE, refusal.encode()
-    return (_RUN if name in (None, "cpu") else _TO_REFERENCE), b""
+    return (_RUN if name in (None, "cpu") else _TO_PYTHON), b""
 
 
 def force(name: str | None, refusal: str | None) -> None:

@@ -18,6 +18,7 @@ class Launch:
         arguments: run-time arguments by name: tensors and integers.
         constants: `constexpr` arguments by name.
         options: compiler options such as `num_warps`.
+        writes: arguments that the kernel fills without reading them.
     """
 
     kernel: Any
@@ -25,8 +26,13 @@ class Launch:
     arguments: Mapping[str, Any]
     constants: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    writes: tuple[str, ...] = ("out",)
 
-    def run(self) -> None:
-        """Launch it on the current device and stream; a grid with nothing in it is no launch."""
-        if 0 not in self.grid:
-            self.kernel[self.grid](**self.arguments, **self.constants, **self.options)
+    def run(self) -> Any:
+        """Launch it on the current device and stream; returns the compiled kernel.
+
+        A grid with nothing in it is no launch.
+        """
+        if 0 in self.grid:
+            return None
+        return self.kernel[self.grid](**self.arguments, **self.constants, **self.options)

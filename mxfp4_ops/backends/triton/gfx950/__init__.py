@@ -67,6 +67,7 @@ def quantize(
             {"x": x, "codes": codes, "scales": scales, "m": m, **strides},
             constants,
             {"num_warps": QUANTIZE_WAVES},
+            writes=("codes", "scales"),
         )
     ]
 

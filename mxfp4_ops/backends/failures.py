@@ -1,0 +1,47 @@
+"""Backends that failed at a call, which automatic choice does not try again."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from .base import Call
+from .devices import architecture, capturing
+
+_reasons: dict[tuple[str, str, str], str] = {}
+"""By backend, operator and architecture."""
+
+NOT_THE_BACKENDS = (ValueError, MemoryError, torch.OutOfMemoryError)
+"""What another backend would be no better at."""
+
+
+def known(backend: str, call: Call) -> bool:
+    return bool(_reasons) and (backend, call.op, architecture(call.device)) in _reasons
+
+
+def leaves_a_choice(error: Exception, call: Call) -> bool:
+    """Whether another backend may run `call` after `error`: never in the middle of a graph."""
+    return not isinstance(error, NOT_THE_BACKENDS) and not capturing(call.device)
+
+
+def remember(backend: str, call: Call, error: Exception, successor: str) -> None:
+    """From now on `successor` runs such calls. It is told once."""
+    arch = architecture(call.device)
+    kind, message = type(error).__name__, str(error).strip()
+    _reasons[backend, call.op, arch] = f"{kind}: {message}".splitlines()[
+        -1
+    ]  # compilers quote first
+    warnings.warn(
+        f"{call.op} failed on {arch} with backend {backend!r}, and {successor!r} runs it from now "
+        f"on. {kind}: {message}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def of(backend: str) -> list[str]:
+    """What is known of a backend, for people to read."""
+    return [
+        f"{op} failed on {arch} ({why})" for (b, op, arch), why in _reasons.items() if b == backend
+    ]
