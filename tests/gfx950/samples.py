@@ -1,5 +1,8 @@
 """Kernels in plain Triton whose machine code uses what an emulator should know."""
 
+# Triton's decorator has no types, and the arguments of kernels have none in Python.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 import torch
@@ -121,21 +124,36 @@ def split_sum(X, BIAS, Z, MN, N, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul(A, B, Z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul(A, B, Z, M, N, K, b_row, b_column, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros([BM, BN], tl.float32)
     for i in range(0, K, BK):
         k = i + tl.arange(0, BK)
         a = tl.load(A + r[:, None] * K + k[None, :], (r[:, None] < M) & (k[None, :] < K), other=0)
-        b = tl.load(B + c[None, :] * K + k[:, None], (c[None, :] < N) & (k[:, None] < K), other=0)
+        b_inside = (c[None, :] < N) & (k[:, None] < K)
+        b = tl.load(B + c[None, :] * b_row + k[:, None] * b_column, b_inside, other=0)
         total = tl.dot(a, b, total)
     inside = (r[:, None] < M) & (c[None, :] < N)
     tl.store(Z + r[:, None] * N + c[None, :], total.to(Z.dtype.element_ty), inside)
 
 
 @triton.jit
-def scaled_matmul(A, SA, B, SB, Z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def scaled_matmul(
+    A,
+    SA,
+    B,
+    SB,
+    Z,
+    M,
+    N,
+    K,
+    b_row,
+    b_column,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
     """Both operands in MXFP4, through LDS."""
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -146,7 +164,7 @@ def scaled_matmul(A, SA, B, SB, Z, M, N, K, BM: tl.constexpr, BN: tl.constexpr, 
         s = (i // 32 + tl.arange(0, BK // 32))[None, :]
         a = tl.load(A + r[:, None] * (K // 2) + k[None, :], rows & (k[None, :] < K // 2), other=0)
         b_inside = (c[None, :] < N) & (k[:, None] < K // 2)
-        b = tl.load(B + c[None, :] * (K // 2) + k[:, None], b_inside, other=0)
+        b = tl.load(B + c[None, :] * b_row + k[:, None] * b_column, b_inside, other=0)
         sa = tl.load(SA + r[:, None] * (K // 32) + s, rows & (s < K // 32), other=127)
         sb = tl.load(SB + c[:, None] * (K // 32) + s, columns & (s < K // 32), other=127)
         total = tl.dot_scaled(a, sa, "e2m1", b, sb, "e2m1", total)

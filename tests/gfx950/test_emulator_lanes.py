@@ -25,27 +25,34 @@ SDWA: dict[str, Callable[[int, int], int]] = {
     "v_or_b32_sdwa v4, v0, v1 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD": (
         lambda a, b: (a | b) << 16
     ),
-    "v_or_b32_sdwa v4, v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:BYTE_3": (
-        lambda a, b: a & 0xFFFF | b >> 24
-    ),
-    "v_add_u32_sdwa v4, v0, v1 dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_1 src1_sel:BYTE_0": (
-        lambda a, b: OLD & 0xFF00FFFF | ((a >> 8) + b & 255) << 16
-    ),
-    "v_add_u32_sdwa v4, v0, v1 dst_sel:WORD_0 dst_unused:UNUSED_SEXT src0_sel:WORD_1 src1_sel:DWORD": (
-        lambda a, b: signed((a >> 16) + b & 0xFFFF, 16)
-    ),
-    "v_max_i32_sdwa v4, v0, sext(v1) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_1": (
-        lambda a, b: max(a & 0xFFFF, signed(b >> 16, 16))
-    ),
-    "v_add_u16_sdwa v4, v0, v1 dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:BYTE_1": (
-        lambda a, b: ((a >> 8) + (b >> 8) & 255) << 8
-    ),
-    "v_min_i16_sdwa v4, sext(v0), sext(v1) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:BYTE_2": (
-        lambda a, b: min(signed(a & 255, 8), signed(b >> 16 & 255, 8)) & 0xFFFF
-    ),
-    "v_and_b32_sdwa v4, v0, s0 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:DWORD": (
-        lambda a, b: a >> 16 & 0xF0F0F0F0
-    ),
+    (
+        "v_or_b32_sdwa v4, v0, v1 "
+        "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:BYTE_3"
+    ): (lambda a, b: a & 0xFFFF | b >> 24),
+    (
+        "v_add_u32_sdwa v4, v0, v1 "
+        "dst_sel:BYTE_2 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_1 src1_sel:BYTE_0"
+    ): (lambda a, b: OLD & 0xFF00FFFF | ((a >> 8) + b & 255) << 16),
+    (
+        "v_add_u32_sdwa v4, v0, v1 "
+        "dst_sel:WORD_0 dst_unused:UNUSED_SEXT src0_sel:WORD_1 src1_sel:DWORD"
+    ): (lambda a, b: signed((a >> 16) + b & 0xFFFF, 16)),
+    (
+        "v_max_i32_sdwa v4, v0, sext(v1) "
+        "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:WORD_1"
+    ): (lambda a, b: max(a & 0xFFFF, signed(b >> 16, 16))),
+    (
+        "v_add_u16_sdwa v4, v0, v1 "
+        "dst_sel:BYTE_1 dst_unused:UNUSED_PAD src0_sel:BYTE_1 src1_sel:BYTE_1"
+    ): (lambda a, b: ((a >> 8) + (b >> 8) & 255) << 8),
+    (
+        "v_min_i16_sdwa v4, sext(v0), sext(v1) "
+        "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:BYTE_2"
+    ): (lambda a, b: min(signed(a & 255, 8), signed(b >> 16 & 255, 8)) & 0xFFFF),
+    (
+        "v_and_b32_sdwa v4, v0, s0 "
+        "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:DWORD"
+    ): (lambda a, b: a >> 16 & 0xF0F0F0F0),
     "v_cvt_f32_i32_sdwa v4, sext(v0) dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_3": (
         lambda a, b: int(bits(float(signed(a >> 24, 8)), "float32")[0])
     ),
@@ -69,8 +76,11 @@ def test_float_fields() -> None:
 
 def test_comparison_and_selection_of_fields() -> None:
     a, b = integers(1), integers(2)
-    text = """v_cmp_lt_i16_sdwa vcc, sext(v0), sext(v1) src0_sel:BYTE_0 src1_sel:BYTE_1
-        v_cndmask_b32_sdwa v4, v0, v1, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1"""
+    text = (
+        "v_cmp_lt_i16_sdwa vcc, sext(v0), sext(v1) src0_sel:BYTE_0 src1_sel:BYTE_1\n"
+        "v_cndmask_b32_sdwa v4, v0, v1, vcc "
+        "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:WORD_1"
+    )
     w = execute(text, {0: a, 1: b})
     less = per_lane(lambda x, y: signed(x & 255, 8) < signed(y >> 8 & 255, 8), a, b)
     assert scalar(w, VCC, 2) == sum(t << i for i, t in enumerate(less))
@@ -79,32 +89,51 @@ def test_comparison_and_selection_of_fields() -> None:
 
 # DPP: the lane that lane n reads, None where there is none.
 DPP: dict[str, Callable[[int], int | None]] = {
-    "quad_perm:[1,0,3,2]": lambda n: n ^ 1,
-    "quad_perm:[2,2,0,3]": lambda n: n & ~3 | (2, 2, 0, 3)[n & 3],
-    "row_shl:3": lambda n: n + 3 if n % 16 < 13 else None,
-    "row_shr:8": lambda n: n - 8 if n % 16 >= 8 else None,
-    "row_ror:5": lambda n: n & ~15 | (n - 5) % 16,
-    "row_mirror": lambda n: n ^ 15,
-    "row_half_mirror": lambda n: n ^ 7,
-    "row_bcast:15": lambda n: n // 16 * 16 - 1 if n >= 16 else None,
-    "row_bcast:31": lambda n: 31 if n >= 32 else None,
-    "row_newbcast:6": lambda n: n & ~15 | 6,
-    "wave_shr:1": lambda n: n - 1 if n else None,
-    "wave_shl:1": lambda n: n + 1 if n < 63 else None,
+    "v_add_u32_dpp v4, v0, v1 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf": lambda n: n ^ 1,
+    "v_add_u32_dpp v4, v0, v1 quad_perm:[2,2,0,3] row_mask:0xf bank_mask:0xf": lambda n: (
+        n & ~3 | (2, 2, 0, 3)[n & 3]
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_shl:3 row_mask:0xf bank_mask:0xf": lambda n: (
+        n + 3 if n % 16 < 13 else None
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_shr:8 row_mask:0xf bank_mask:0xf": lambda n: (
+        n - 8 if n % 16 >= 8 else None
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_ror:5 row_mask:0xf bank_mask:0xf": lambda n: (
+        n & ~15 | (n - 5) % 16
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_mirror row_mask:0xf bank_mask:0xf": lambda n: n ^ 15,
+    "v_add_u32_dpp v4, v0, v1 row_half_mirror row_mask:0xf bank_mask:0xf": lambda n: n ^ 7,
+    "v_add_u32_dpp v4, v0, v1 row_bcast:15 row_mask:0xf bank_mask:0xf": lambda n: (
+        n // 16 * 16 - 1 if n >= 16 else None
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_bcast:31 row_mask:0xf bank_mask:0xf": lambda n: (
+        31 if n >= 32 else None
+    ),
+    "v_add_u32_dpp v4, v0, v1 row_newbcast:6 row_mask:0xf bank_mask:0xf": lambda n: n & ~15 | 6,
+    "v_add_u32_dpp v4, v0, v1 wave_shr:1 row_mask:0xf bank_mask:0xf": lambda n: (
+        n - 1 if n else None
+    ),
+    "v_add_u32_dpp v4, v0, v1 wave_shl:1 row_mask:0xf bank_mask:0xf": lambda n: (
+        n + 1 if n < 63 else None
+    ),
 }
 
 
-@pytest.mark.parametrize("control", DPP)
+@pytest.mark.parametrize("text", DPP)
 @pytest.mark.parametrize("zero", [False, True], ids=["keep", "zero"])
 @pytest.mark.parametrize(("rows", "banks"), [(15, 15), (10, 15), (15, 12)])
-def test_dpp(control: str, zero: bool, rows: int, banks: int) -> None:
+def test_dpp(text: str, zero: bool, rows: int, banks: int) -> None:
     a, b = integers(1), integers(2)
-    text = f"v_add_u32_dpp v4, v0, v1 {control} row_mask:{rows:#x} bank_mask:{banks:#x}"
-    text += " bound_ctrl:1" if zero else ""
+    masks = {"row_mask:0xf": f"row_mask:{rows:#x}", "bank_mask:0xf": f"bank_mask:{banks:#x}"}
+    line = text
+    for plain, chosen in masks.items():
+        line = line.replace(plain, chosen)
+    line += " bound_ctrl:1" if zero else ""
     for mask in (M32 << 32 | M32, 0xFFFF_00FF_FFF0_FFFF):
-        w = execute(text, {0: a, 1: b, 4: OLD}, exec_mask=mask)
+        w = execute(line, {0: a, 1: b, 4: OLD}, exec_mask=mask)
         for n in range(64):
-            source = DPP[control](n)
+            source = DPP[text](n)
             missing = source is None or not mask >> source & 1
             off = not (mask >> n & rows >> n // 16 & banks >> n % 16 // 4 & 1)
             if off or (missing and not zero):
@@ -171,21 +200,25 @@ def test_permutes_through_lds() -> None:
 
 
 SWIZZLES: dict[str, Callable[[int], int]] = {
-    "offset:swizzle(SWAP,16)": lambda n: n ^ 16,
-    "offset:swizzle(REVERSE,8)": lambda n: n ^ 7,
-    "offset:swizzle(BROADCAST,4,2)": lambda n: n & ~3 | 2,
-    "offset:swizzle(QUAD_PERM,3,1,0,2)": lambda n: n & ~3 | (3, 1, 0, 2)[n & 3],
-    'offset:swizzle(BITMASK_PERM,"01pip")': lambda n: n & 32 | (n & 7 | 8) ^ 2,
-    "offset:0x401f": lambda n: n ^ 16,
-    "offset:0x80b1": lambda n: n ^ 1,
+    "ds_swizzle_b32 v1, v0 offset:swizzle(SWAP,16)": lambda n: n ^ 16,
+    "ds_swizzle_b32 v1, v0 offset:swizzle(REVERSE,8)": lambda n: n ^ 7,
+    "ds_swizzle_b32 v1, v0 offset:swizzle(BROADCAST,4,2)": lambda n: n & ~3 | 2,
+    "ds_swizzle_b32 v1, v0 offset:swizzle(QUAD_PERM,3,1,0,2)": lambda n: (
+        n & ~3 | (3, 1, 0, 2)[n & 3]
+    ),
+    'ds_swizzle_b32 v1, v0 offset:swizzle(BITMASK_PERM,"01pip")': lambda n: (
+        n & 32 | (n & 7 | 8) ^ 2
+    ),
+    "ds_swizzle_b32 v1, v0 offset:0x401f": lambda n: n ^ 16,
+    "ds_swizzle_b32 v1, v0 offset:0x80b1": lambda n: n ^ 1,
 }
 
 
-@pytest.mark.parametrize("pattern", SWIZZLES)
-def test_swizzles(pattern: str) -> None:
+@pytest.mark.parametrize("text", SWIZZLES)
+def test_swizzles(text: str) -> None:
     a = integers(1)
-    w = execute(f"ds_swizzle_b32 v1, v0 {pattern}\ns_waitcnt lgkmcnt(0)", {0: a})
-    assert read(w, 1).tolist() == [int(a[SWIZZLES[pattern](n)]) for n in range(64)]
+    w = execute(text + "\ns_waitcnt lgkmcnt(0)", {0: a})
+    assert read(w, 1).tolist() == [int(a[SWIZZLES[text](n)]) for n in range(64)]
 
 
 def test_undefined_lanes_move_along() -> None:

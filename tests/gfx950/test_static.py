@@ -133,6 +133,22 @@ def test_figures() -> None:
     assert Product("reduce", (4, 448, 1024), (reduce,)).per_tile is None
 
 
+@plain_and_shuffled
+def test_ours(shuffled: bool) -> None:
+    shape = (4, 256, 512)
+    found = {
+        name: figures.product(name, shape, source(*shape), run_mca=False)
+        for name, source in sources.ours(shuffled).items()
+    }
+    planned, fused, two_passes = (p.kernels for p in found.values())
+    assert planned in (fused, two_passes)
+    assert {"cvt", "mfma"} <= fused[0].main.keys()
+    assert fused[0].tile is not None
+    quantise, multiply, *_ = two_passes
+    assert (quantise.main["cvt"] > 0, quantise.tile) == (True, None)
+    assert (multiply.main["mfma"] > 0, "cvt" in multiply.main) == (True, False)
+
+
 PEER = """
 import torch, triton, triton.language as tl
 

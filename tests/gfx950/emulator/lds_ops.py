@@ -16,14 +16,15 @@ from .vector import only
 from .wave import LANE, LANES, M32, Pending, Row, Step, Wave
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8, "96": 12, "128": 16}
-Address = Callable[[Wave], Row]
+Address = Callable[[Wave, int], Row]
 
 
 def _address(op: Operand) -> Address:
+    """The operand plus an offset, in 32 bits: the operand may be negative."""
     read = reader(op, "u32")
 
-    def address(w: Wave) -> Row:
-        value = read(w).astype(np.int64)
+    def address(w: Wave, offset: int) -> Row:
+        value = read(w).astype(np.int64) + offset & M32
         w.demand("the LDS address")
         return value
 
@@ -55,10 +56,9 @@ def read(ins: Instruction) -> Step:
     rows = range(first, first + words * len(offsets))
 
     def step(w: Wave) -> None:
-        base = address(w)
         if not w.exec:
             return w.issue(w.ds, Pending())
-        found = [w.local.load(w, base + offset, w.mask, size) for offset in offsets]
+        found = [w.local.load(w, address(w, offset), w.mask, size) for offset in offsets]
         data = np.concatenate([extend(f[0], size, kind == "i", half) for f in found])
         undefined = None
         if any(f[1] is not None for f in found):
@@ -99,7 +99,6 @@ def write(ins: Instruction) -> Step:
         raise EmulationError("wrong number of operands")
 
     def step(w: Wave) -> None:
-        base = address(w)
         if not w.exec:
             return w.issue(w.ds, Pending())
         marks = []
@@ -107,7 +106,7 @@ def write(ins: Instruction) -> Step:
             data, bad = _registers(w, row, words)
             if high:
                 data, bad = data >> np.uint32(16), None if bad is None else bad >> np.uint32(16)
-            marks.append(w.local.store(w, base + offset, w.mask, size, data, bad))
+            marks.append(w.local.store(w, address(w, offset), w.mask, size, data, bad))
         return w.issue(w.ds, Pending(lds=_together(marks)))
 
     return step
@@ -149,7 +148,7 @@ def transpose(ins: Instruction) -> Step:
     def step(w: Wave) -> None:
         if not w.full:
             raise EmulationError("a transposing load with lanes switched off")
-        where = address(w) + offset
+        where = address(w, offset)
         if (where & 7).any():
             raise EmulationError("a transposing load that is not 8-byte aligned")
         words, bad, marks = w.local.load(w, where, w.mask, 8)
@@ -169,7 +168,7 @@ def permute(ins: Instruction) -> Step:
     offset, forward = ins.modifier("offset"), ins.mnemonic == "ds_permute_b32"
 
     def step(w: Wave) -> None:
-        lane = (address(w) + offset) >> 2 & 63
+        lane = (address(w, offset)) >> 2 & 63
         words, bad = _registers(w, row, 1)
 
         def moved(values: Row) -> Row:

@@ -57,24 +57,17 @@ def _decoder(op: Operand, type_: str, per_lane: int) -> Decoder:
 
 def _scaled_fp4(op: Operand, scale: Operand, select: int) -> Decoder:
     """32 elements of E2M1 a lane, times the power of two in one byte of the lane's scale."""
-    row = register(op, 4)
-    scale_row = None if scale.constant else register(scale)
-    fixed = scale.bits("f32") >> 23 & 255 if scale.kind == "float" else None
-    if scale_row is None and fixed is None:
-        raise EmulationError(f"{scale.text} is no scale")
+    row, scale_row = register(op, 4), register(scale)
     shift, bits = np.uint32(8 * select), 255 << 8 * select
 
     def decode(w: Wave) -> Decoded:
         words, bad = _words(w, row, 4)
         octets = words.view(np.uint8)
         unknown = np.zeros(LANES, np.bool_)
-        if scale_row is None:
-            byte = np.full(LANES, fixed)
-        else:
-            if w.flags[scale_row]:
-                w.touch(scale_row, bits)
-                unknown, w.taint = w.taint if w.taint is not None else unknown, None
-            byte = w.v[U32][scale_row] >> shift & np.uint32(255)
+        if w.flags[scale_row]:
+            w.touch(scale_row, bits)
+            unknown, w.taint = w.taint if w.taint is not None else unknown, None
+        byte = w.v[U32][scale_row] >> shift & np.uint32(255)
         elements = fp4.PAIRS[octets].reshape(LANES, 32) * fp4.SCALES[byte][:, None]
         if bad is None and not unknown.any():
             return elements, None

@@ -12,6 +12,7 @@ from .errors import EmulationError
 from .memory import Mask
 from .operands import M0, Operand
 from .parse import Instruction
+from .scalar import signed
 from .vector import only
 from .wave import LANE, LANES, M32, Pending, Row, Step, Wave, name
 
@@ -217,9 +218,10 @@ def _global_place(vector: Operand, scalar: Operand, offset: int) -> Place:
     near, base = reader(vector, "u32"), scalar_reader(scalar, 64)
 
     def relative(w: Wave) -> tuple[Row, Mask]:
-        where = near(w).astype(np.int64) + (base(w) + offset)
-        w.demand("the address")
+        start = signed(base(w), 64)
         w.demand_scalar("the address")
+        where = near(w).astype(np.int64) + (start + offset)
+        w.demand("the address")
         return where, w.mask
 
     return relative

@@ -197,10 +197,41 @@ def accumulate(ins: Instruction) -> Step:
     return build(replace(ins, mnemonic="v_fma_f32", operands=operands))
 
 
+def mixed(ins: Instruction) -> Step:
+    """v_fma_mix_f32, v_fma_mixlo_f16, v_fma_mixhi_f16: fma of float32 and halves of registers."""
+    only(ins, "op_sel", "op_sel_hi", "clamp")
+    half, high = ins.flags("op_sel_hi", (0, 0, 0)), ins.flags("op_sel", (0, 0, 0))
+    readers = [
+        half_reader(op, "f16", i, high[i]) if half[i] else reader(op, "f32", i)
+        for i, op in enumerate(ins.operands[1:])
+    ]
+    row, clamped = register(ins.operands[0]), "clamp" in ins.modifiers
+    shift, bits = {
+        "v_fma_mix_f32": (0, M32),
+        "v_fma_mixlo_f16": (0, 0xFFFF),
+        "v_fma_mixhi_f16": (16, 0xFFFF0000),
+    }[ins.mnemonic]
+
+    def step(w: Wave) -> None:
+        a, b, c = (r(w) for r in readers)
+        value = fl.fused(a, b, c)
+        # The halves come from float32, rounded a second time.
+        result = value.astype(np.float32)
+        if clamped:
+            result = fl.clamp(result)
+        if bits == M32:
+            return w.put(row, result.view(np.uint32))
+        word = result.astype(np.float16).view(np.uint16).astype(np.uint32)
+        return w.put(row, word << np.uint32(shift), bits)
+
+    return step
+
+
 BUILDERS: dict[str, Callable[[Instruction], Step]] = {
     **{f"v_pk_{name}": halves for name in HALVES},
     **dict.fromkeys((*WORDS, "v_pk_mov_b32"), words),
     "v_bitop3_b32": bit_logic,
     "v_bitop3_b16": bit_logic,
+    **dict.fromkeys(("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"), mixed),
     **dict.fromkeys(("v_fmac_f32", "v_fmamk_f32", "v_fmaak_f32"), accumulate),
 }

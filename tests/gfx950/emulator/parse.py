@@ -67,7 +67,7 @@ def parse_kernel(text: str, name: str | None = None) -> Kernel:
     names = re.findall(r"^\s*\.amdhsa_kernel\s+(\S+)", text, re.M)
     if name is None and len(names) != 1:
         raise EmulationError(f"the text holds the kernels {names}; name one")
-    if "amdhsa--gfx950" not in text:
+    if not re.search(r"^\s*\.amdgcn_target \"[^\"]*-gfx950\"", text, re.M):
         raise EmulationError("the text is not for gfx950")
     name = name or names[0]
     block = re.search(

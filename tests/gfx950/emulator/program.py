@@ -76,10 +76,6 @@ def _check_modes(kernel: Kernel) -> None:
         "dx10_clamp": 1,
         "private_segment_fixed_size": 0,
         "enable_private_segment": 0,
-        "user_sgpr_dispatch_ptr": 0,
-        "user_sgpr_queue_ptr": 0,
-        "user_sgpr_dispatch_id": 0,
-        "user_sgpr_private_segment_size": 0,
         "user_sgpr_kernarg_segment_ptr": 1,
         "system_sgpr_workgroup_info": 0,
     }

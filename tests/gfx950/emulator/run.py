@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-import torch
 
+from .arguments import Value, hidden_values, place
 from .errors import EmulationError
 from .lds import Lds
 from .memory import Memory
@@ -20,7 +19,6 @@ from .wave import ACC, LANES, M32, Wave
 
 ORDERS = ("ascending", "descending", "interleaved")
 Index = tuple[int, int, int]
-Value = torch.Tensor | int | float | None
 
 LDS_LIMIT = 160 * 1024
 
@@ -73,7 +71,7 @@ def launch(
     if order not in ORDERS:
         raise ValueError(f"order {order!r} is none of {ORDERS}")
     memory = Memory()
-    kernarg = _kernarg(kernel, arguments, memory)
+    kernarg = place(kernel, arguments, memory, hidden_values(grid, num_warps))
     lds_bytes += kernel.field("group_segment_fixed_size")
     if lds_bytes > LDS_LIMIT:
         raise EmulationError(f"{lds_bytes} bytes of LDS, of which there are {LDS_LIMIT}")
@@ -98,39 +96,13 @@ def launch(
     return stats
 
 
-def _kernarg(kernel: Kernel, arguments: Sequence[Value], memory: Memory) -> int:
-    """Place the arguments in memory; the address of their segment."""
-    table = kernel.arguments
-    if len(arguments) > len(table):
-        raise EmulationError(f"{len(arguments)} arguments for the {len(table)} of {kernel.name}")
-    data = np.zeros(max(kernel.field("kernarg_size"), 1), np.uint8)
-    segment = memory.add("the kernel's arguments", data, writable=False)
-    for i, (row, value) in enumerate(zip(table, (*arguments, *[None] * len(table)), strict=False)):
-        packed_value = _pack(value, row.size, f"argument {i}", row.kind, memory)
-        data[row.offset : row.offset + row.size] = np.frombuffer(packed_value, np.uint8)
-    return segment.base
-
-
-def _pack(value: Value, size: int, name: str, kind: str, memory: Memory) -> bytes:
-    if kind not in ("by_value", "global_buffer"):
-        raise EmulationError(f"{name} is a {kind}")
-    if isinstance(value, torch.Tensor):
-        if kind != "global_buffer" or value.device.type != "cpu":
-            raise EmulationError(f"{name}: a tensor on {value.device} for {kind}")
-        return memory.address_of(value, name).to_bytes(8, "little")
-    if value is None:
-        return bytes(size)
-    if kind != "by_value":
-        raise EmulationError(f"{name} is a pointer, not {value}")
-    if isinstance(value, float):
-        return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
-    return (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-
-
 def _start(wave: Wave, kernel: Kernel, kernarg: int, memory: Memory, preload: bool) -> None:
     """The registers that a wave finds set."""
-    wave.put_pair(0, kernarg)
-    register = 2
+    # Pointers to the dispatch and the queue come first. What they point to is not modelled.
+    register = 2 * (kernel.field("user_sgpr_dispatch_ptr") + kernel.field("user_sgpr_queue_ptr"))
+    wave.put_pair(register, kernarg)
+    register += 2 + 2 * kernel.field("user_sgpr_dispatch_id")
+    register += kernel.field("user_sgpr_private_segment_size")
     count, first = (kernel.field(f"user_sgpr_kernarg_preload_{n}") for n in ("length", "offset"))
     if count and preload:
         if kernel.preloaded_entry is None:
@@ -140,9 +112,9 @@ def _start(wave: Wave, kernel: Kernel, kernarg: int, memory: Memory, preload: bo
             wave.put_scalar(register + i, int(words[first + i]) if first + i < len(words) else 0)
         wave.pc = kernel.preloaded_entry
     register = kernel.field("user_sgpr_count")
-    for axis, place in zip("xyz", wave.program, strict=True):
+    for axis, index in zip("xyz", wave.program, strict=True):
         if kernel.field(f"system_sgpr_workgroup_id_{axis}"):
-            wave.put_scalar(register, place)
+            wave.put_scalar(register, index)
             register += 1
     wave.put(0, np.arange(LANES, dtype=np.uint32) + np.uint32(LANES * wave.number))
 

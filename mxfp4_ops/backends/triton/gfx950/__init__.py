@@ -91,17 +91,18 @@ def _product(
     return [product, *(reduce(target, bias, out) if split > 1 else [])]
 
 
-def _aligned(t: Tensor) -> Tensor:
-    """`t`, or a copy if not all of its rows begin at multiples of 16 bytes."""
-    apart = len(t) < 2 or t.stride(0) % ALIGNMENT == 0
-    return t if apart and t.data_ptr() % ALIGNMENT == 0 else t.clone(memory_format=CONTIGUOUS)
+def _aligned(t: Tensor, stride: int = 0) -> Tensor:
+    """`t`, or a copy if it does not begin at a multiple of 16 bytes, or its rows do not."""
+    aligned = t.data_ptr() % ALIGNMENT == 0 and stride % ALIGNMENT == 0
+    return t if aligned else t.clone(memory_format=CONTIGUOUS)
 
 
 def _operand(codes: Tensor, scales: Tensor, shuffled: bool, rows: int) -> tuple[Tensor, Tensor]:
     """Codes and scales as the kernels can read them."""
     if shuffled:
         return _aligned(codes), _aligned(scales)
-    return _aligned(_reachable(codes, rows)), _reachable(scales, rows)
+    codes = _reachable(codes, rows)
+    return _aligned(codes, codes.stride(0) if len(codes) > 1 else 0), _reachable(scales, rows)
 
 
 def _row_strides(name: str, codes: Tensor, scales: Tensor) -> dict[str, int]:
@@ -115,7 +116,6 @@ def _gemm(
     a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], bias: Tensor | None, out: Tensor, k: int,
     a_shuffled: bool, b_shuffled: bool, plan: Plan,
 ) -> list[Launch]:  # fmt: skip
-    a = _operand(*a, a_shuffled, plan.block_m)
     b = _operand(*b, b_shuffled, plan.block_n)
     m = len(out)
     arguments: dict[str, Any] = {"a": a[0], "a_scale": a[1], "b": b[0], "b_scale": b[1]}
@@ -139,7 +139,8 @@ def mm(
     k = 2 * a.shape[1]
     m, n = out.shape
     plan = plan or gemm_plan(m, n, k)
-    return _gemm((a, a_scale), (b, b_scale), bias, out, k, False, shuffled, plan)
+    left = _operand(a, a_scale, False, plan.block_m)
+    return _gemm(left, (b, b_scale), bias, out, k, False, shuffled, plan)
 
 
 def quant_mm(
