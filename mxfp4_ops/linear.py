@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from . import api
 from .checks import dtype_names
 from .formats import BLOCK, CODE_DTYPES, FLOAT_DTYPES, SCALE_DTYPES, SCALE_MODES, ScaleMode
+
+if TYPE_CHECKING:
+    from .distributed import Reduction
 
 
 def obstacle(linear: nn.Module) -> str | None:
@@ -38,6 +41,11 @@ def _frozen(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
 
 
+def _is_dtensor(t: Tensor | None) -> bool:
+    # By what it has: the class itself would take `import mxfp4_ops` a second to import.
+    return hasattr(t, "placements")
+
+
 class Mxfp4Linear(nn.Linear):
     """`quant_mm` as a module: `Q(x) @ W.T + bias` with W in MXFP4.
 
@@ -58,6 +66,7 @@ class Mxfp4Linear(nn.Linear):
         bias: an ordinary parameter `[N]`, or None.
 
     The output has the input's dtype, or autocast's. `.half()` and the like convert the bias only.
+    `parallelize_module` may shard the parameters; see `mxfp4_ops.distributed`.
     A state dict holds exactly these tensors; codes and scales are also loaded from
     float4_e2m1fn_x2 and float8_e8m0fnu, while any other dtype is an error.
 
@@ -68,6 +77,7 @@ class Mxfp4Linear(nn.Linear):
     weight_scale: Tensor
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch does not declare the None
     scale_mode: ScaleMode
+    reduction: Reduction | None = None  # how ranks that share K add up; see distributed.py
 
     def __init__(
         self,
@@ -138,9 +148,20 @@ class Mxfp4Linear(nn.Linear):
                 parameter.zero_()
 
     def forward(self, input: Tensor) -> Tensor:
+        if _is_dtensor(self.weight):
+            from . import distributed
+
+            return distributed.linear(self, input)
         return api.quant_mm(
             input, self.weight, self.weight_scale, self.bias, scale_mode=self.scale_mode
         )
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if _is_dtensor(param):
+            from . import distributed
+
+            distributed.follow(self)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The weight `[N, K]` as a new float tensor.
