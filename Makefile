@@ -5,6 +5,7 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # The C++ kernels once more, with AddressSanitizer and UBSan, apart from those in use.
@@ -13,6 +14,9 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 # Tests that run kernels in this process and check no error of Python's or torch's own code.
 SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
 	bad_input.py determinism.py properties.py mixed_scales.py)
+
+# Tests of the operators that run on the emulated MI355X too, beside those in tests/gfx950.
+EMULATED_TESTS := $(addprefix tests/test_,mm.py special_values.py mixed_scales.py determinism.py)
 
 .PHONY: help demo test sanitize lint types clean
 
@@ -27,8 +31,11 @@ help:
 demo: $(VENV)/.installed
 	@$(BIN)/python examples/embed_sentences.py
 
+# Everything once, then the Triton kernels in Triton's interpreter and on the emulated MI355X.
 test: $(VENV)/.installed
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+	@$(PYTEST)
+	@TRITON_INTERPRET=1 $(PYTEST) -k triton-cpu
+	@MXFP4_TEST_GFX950=1 $(PYTEST) -k gfx950-cpu $(EMULATED_TESTS)
 
 # A stack for signal handlers, which the sanitizers set up, would be too small for Linux to grant AMX.
 sanitize: $(SANITIZED)/.built

@@ -1,5 +1,6 @@
-"""Builds the C++ CPU kernels, if it can; everything else is in pyproject.toml.
+"""Builds the C++ libraries, if it can; everything else is in pyproject.toml.
 
+One holds the CPU kernels, the other the operators' schemas for programs without Python.
 MXFP4_BUILD_CPP=auto (default) builds them when torch and a compiler are there and otherwise
 installs without them, on the reference; 1 fails if they cannot be built; 0 never builds them.
 """
@@ -13,15 +14,16 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-SOURCES = sorted(str(path) for path in Path("csrc_stubs").glob("*.cpp"))
+SCHEMA_SOURCE = str(Path("csrc_stubs", "schema_stub.cpp"))
+CPU_SOURCES = sorted({str(path) for path in Path("csrc_stubs").glob("*.cpp")} - {SCHEMA_SOURCE})
 HEADERS = sorted(str(path) for path in Path("csrc_stubs").glob("*.h"))
 
 # The oldest torch whose stable ABI the kernels need; the library then loads into any newer one.
 OLDEST_TORCH = (2, 11)
 
 
-def cpu_extension(required: bool) -> Extension | None:
-    """The extension, or None (with a warning) if the torch to build against is missing."""
+def extensions(required: bool) -> list[Extension]:
+    """The libraries, or none (with a warning) if the torch to build against is missing."""
     try:
         import torch
         from torch.utils.cpp_extension import include_paths, library_paths
@@ -31,25 +33,30 @@ def cpu_extension(required: bool) -> Extension | None:
         version = tuple(int(part) for part in torch.__version__.split(".")[:2])
         if version >= OLDEST_TORCH:
             major, minor = OLDEST_TORCH
-            return Extension(
-                "mxfp4_ops._cpu",
-                sources=SOURCES,
-                depends=HEADERS,
-                include_dirs=include_paths(),
-                library_dirs=library_paths(),
-                libraries=["torch", "torch_cpu"],
-                define_macros=[("TORCH_TARGET_VERSION", f"0x{major:02x}{minor:02x}000000000000")],
-                extra_compile_args=["/O2", "/std:c++17"]
-                if os.name == "nt"
-                else ["-O3", "-std=c++17", "-fvisibility=hidden"],
-                py_limited_api=True,
-                optional=not required,
-            )
+            return [
+                Extension(
+                    f"mxfp4_ops.{name}",
+                    sources=sources,
+                    depends=HEADERS,
+                    include_dirs=include_paths(),
+                    library_dirs=library_paths(),
+                    libraries=["torch", "torch_cpu"],
+                    define_macros=[
+                        ("TORCH_TARGET_VERSION", f"0x{major:02x}{minor:02x}000000000000")
+                    ],
+                    extra_compile_args=["/O2", "/std:c++17"]
+                    if os.name == "nt"
+                    else ["-O3", "-std=c++17", "-fvisibility=hidden"],
+                    py_limited_api=True,
+                    optional=not required,
+                )
+                for name, sources in (("_cpu", CPU_SOURCES), ("_schema", [SCHEMA_SOURCE]))
+            ]
         problem = f"torch {torch.__version__} is too old, 2.11 is needed"
     if required:
         sys.exit(f"MXFP4_BUILD_CPP=1, but {problem}")
     warnings.warn(f"mxfp4-ops is installed without its C++ kernels: {problem}", stacklevel=1)
-    return None
+    return []
 
 
 class BuildLibrary(build_ext):
@@ -63,11 +70,11 @@ def arguments() -> dict[str, Any]:
     mode = os.environ.get("MXFP4_BUILD_CPP", "auto")
     if mode not in ("auto", "0", "1"):
         sys.exit(f"MXFP4_BUILD_CPP must be auto, 0 or 1, not {mode!r}")
-    extension = None if mode == "0" else cpu_extension(required=mode == "1")
-    if extension is None:
+    libraries = [] if mode == "0" else extensions(required=mode == "1")
+    if not libraries:
         return {}
     return {
-        "ext_modules": [extension],
+        "ext_modules": libraries,
         "cmdclass": {"build_ext": BuildLibrary},
         "options": {"bdist_wheel": {"py_limited_api": "cp311"}},
     }

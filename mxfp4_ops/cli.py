@@ -13,11 +13,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__
+from . import __version__, explain
 from .backends import ENVIRONMENT_VARIABLE, BackendStatus, backends, cpu, forced_backend
-from .formats import SCALE_MODES
+from .backends.devices import Target
+from .formats import BLOCK, SCALE_MODES
+from .tuning.command import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+app.command()(tune)
 
 
 @app.callback()
@@ -47,6 +52,8 @@ class Info:
     cpu_isas: list[str]
     cpu_isa: str | None
     scale_modes: list[str]
+    tables: list[explain.TableStatus]
+    decisions: list[explain.Explanation]
 
 
 def _triton_version() -> str | None:
@@ -65,7 +72,7 @@ def _devices() -> list[Device]:
     return found
 
 
-def _collect() -> Info:
+def _collect(decisions: list[explain.Explanation]) -> Info:
     return Info(
         mxfp4_ops=__version__,
         torch=torch.__version__,
@@ -77,6 +84,8 @@ def _collect() -> Info:
         cpu_isas=cpu.isas(),
         cpu_isa=cpu.isa(),
         scale_modes=list(SCALE_MODES),
+        tables=explain.tables(),
+        decisions=decisions,
     )
 
 
@@ -110,6 +119,7 @@ def _remarks(info: Info) -> list[str]:
         for status in info.backends
         if not status.available
     ]
+    remarks += [status.problem for status in info.tables if status.problem]
     usable = {status.name for status in info.backends if status.available}
     forced = info.forced_backend
     if forced is not None:
@@ -121,17 +131,47 @@ def _remarks(info: Info) -> list[str]:
     return remarks
 
 
+def _target(arch: str | None, compute_units: int | None) -> Target | None:
+    if arch is None:
+        return None
+    units = compute_units or explain.COMPUTE_UNITS.get(arch)
+    if units is None:
+        raise typer.BadParameter(f"how many does a {arch} have?", param_hint="--compute-units")
+    return Target(arch, units)
+
+
 @app.command()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    sizes: Annotated[
+        tuple[int, int, int] | None,
+        typer.Option("--explain", metavar="M N K", help="Say how a product would run, and why."),
+    ] = None,
+    shuffled: Annotated[bool, typer.Option(help="Explain it for a shuffled weight.")] = False,
+    arch: Annotated[
+        str | None, typer.Option(help="Explain it for a GPU that is not here, such as gfx950.")
+    ] = None,
+    compute_units: Annotated[int | None, typer.Option(help="Of that GPU.")] = None,
 ) -> None:
     """Say what is installed, which backends can be used here and why others cannot."""
-    found = _collect()
+    target = _target(arch, compute_units)
+    if sizes and (min(sizes) < 0 or sizes[2] % BLOCK):
+        raise typer.BadParameter(f"K must be a multiple of {BLOCK}", param_hint="--explain")
+    if sizes is None and (target is not None or shuffled):
+        raise typer.BadParameter("it goes with --explain", param_hint="--arch or --shuffled")
+    decisions = explain.explain(sizes, shuffled, target) if sizes else []
+    console = Console(markup=False, highlight=False)
+    if decisions and not as_json:
+        for decision in decisions:
+            console.print(f"{decision.device}: {decision.call}")
+            console.print(explain.shown(decision))
+        return
+    found = _collect(decisions)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
         return
-    console = Console(markup=False, highlight=False)
     console.print(_facts(found))
     console.print(_backend_table(found))
+    console.print(explain.table_of_tables(found.tables))
     for remark in _remarks(found):
         console.print(remark, soft_wrap=True)  # so that a command in it can be copied

@@ -35,6 +35,12 @@ class Path:
     def __str__(self) -> str:
         return "-".join(filter(None, (self.backend, self.isa, self.device)))
 
+    @property
+    def slow(self) -> bool:
+        """Whether it takes far longer than the others: in float64, interpreted or emulated."""
+        on_cpu = self.device == "cpu" and self.backend in ("triton", "gfx950")
+        return self.backend == "reference" or on_cpu
+
     @contextmanager
     def active(self) -> Iterator[None]:
         before = cpu.isa()

@@ -30,13 +30,16 @@ from oracle import from_bits
 from torch import Tensor
 
 import mxfp4_ops
-from mxfp4_ops.backends import REGISTRY, Call, aiter, failures, forced_backend, run, select
+from mxfp4_ops.backends import REGISTRY, Call, aiter, devices, failures, forced_backend, run, select
+from mxfp4_ops.backends.devices import Target
 
 pytestmark = pytest.mark.skipif(
     forced_backend() is not None, reason="MXFP4_OPS_BACKEND leaves no automatic choice"
 )
 
 ops = torch.ops.mxfp4
+
+CPU, MI355X = torch.device("cpu"), Target("gfx950", 256)
 
 NEWEST = Release("0.1.20.post1")
 RELEASES = [
@@ -68,7 +71,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder of packages, for a ROCm torch whose CPU is an MI355X."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setattr(aiter, "architecture", lambda device: "gfx950")
+    monkeypatch.setattr(devices, "target", lambda device: MI355X)
     forget()
     yield tmp_path
     forget()
@@ -254,7 +257,7 @@ def test_not_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("newest")
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1250", "cpu"])
 def test_other_devices(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
-    monkeypatch.setattr(aiter, "architecture", lambda device: arch)
+    monkeypatch.setattr(devices, "target", lambda device: Target(arch))
     with mxfp4_ops.use_backend("aiter"), pytest.raises(RuntimeError, match=rf"gfx950.*\({arch}\)"):
         ops.quant_mm(torch.ones(3, 256), *random_weight(32, 256).on("cpu"))
 
@@ -270,7 +273,7 @@ def test_conversions_are_not_served(op: str) -> None:
 @pytest.mark.usefixtures("newest")
 def test_codes_beyond_32_bit_offsets() -> None:
     def refusal(m: int, n: int, k: int) -> str | None:
-        return aiter.BACKEND.refuses(Call("mm", torch.device("cpu"), torch.uint8, m, n, k))
+        return aiter.BACKEND.refuses(Call("mm", CPU, torch.uint8, m, n, k))
 
     assert refusal(16, 2**17, 2**15) is None
     for m, n in ((16, 2**17 + 1), (2**17 + 1, 16)):
@@ -285,7 +288,7 @@ def automatic() -> Iterator[None]:
         yield
 
 
-CALL = Call("mm", torch.device("cpu"), torch.uint8, 3, 32, 256)
+CALL = Call("mm", CPU, torch.uint8, 3, 32, 256, target=MI355X)
 
 
 @pytest.mark.usefixtures("newest", "automatic")

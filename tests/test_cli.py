@@ -8,7 +8,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +19,16 @@ import torch
 from typer.testing import CliRunner
 
 import mxfp4_ops
-from mxfp4_ops import cli
-from mxfp4_ops.backends import REGISTRY, cpu
+from mxfp4_ops import cli, explain
+from mxfp4_ops.backends import REGISTRY, Call, cpu, decide, triton
+from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.formats import SCALE_MODES
+from mxfp4_ops.tuning import lookup
+
+needs_triton = pytest.mark.skipif(
+    triton.BACKEND.unavailable() is not None or triton.interpreted(),
+    reason="Triton is not installed, or it interprets",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +99,7 @@ def test_text_says_how_to_get_the_cpp_kernels(monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_to_remark_on_where_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "_unavailable", None)
     text = invoke("info")
-    assert "cannot be used" not in text
+    assert "cpu cannot be used" not in text
     assert "CPU tensors run on the reference" not in text
 
 
@@ -99,7 +108,12 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = SimpleNamespace(name="NVIDIA H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", [rocm, cuda].__getitem__)
-    first, *gpus = info()["devices"]
+    targets = {"cuda:0": Target("gfx950", 256), "cuda:1": Target("sm_90", 132)}
+    monkeypatch.setattr(explain, "gpus", lambda: targets)
+    found = info()
+    (ours,) = (table for table in found["tables"] if table["arch"] == "gfx950")
+    assert ours["serves"] == ["cuda:0"]
+    first, *gpus = found["devices"]
     assert first["name"] == "cpu"
     assert gpus == [
         {"name": "cuda:0", "kind": "AMD Instinct, gfx950:sramecc+"},
@@ -127,6 +141,64 @@ def test_forced_backend_that_does_not_exist() -> None:
     text = run_module("info", MXFP4_OPS_BACKEND="abacus", COLUMNS="200")
     assert "every call runs on 'abacus' or fails" in text
     assert "no usable backend 'abacus'" in text
+
+
+def test_text_shows_which_table_serves() -> None:
+    text = invoke("info")
+    for arch in lookup.architectures():
+        assert f"{arch}.json" in text
+
+
+def test_a_malformed_table_is_remarked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "directory", str(tmp_path))
+    tmp_path.joinpath("sm_123.json").write_text("{}")
+    assert "'architecture' must be 'sm_123'" in invoke("info")
+
+
+def test_explain() -> None:
+    """Every device here, with the backend that runs it."""
+    (first, *_) = json.loads(invoke("info", "--json", "--explain", "4", "24", "96"))["decisions"]
+    expected = decide(Call("quant_mm", torch.device("cpu"), torch.bfloat16, 4, 24, 96), None)
+    assert (first["device"], first["backend"]) == ("cpu", expected.backend)
+    assert "M=4 N=24 K=96" in invoke("info", "--explain", "4", "24", "96")
+
+
+@needs_triton
+def test_explain_another_gpu() -> None:
+    arguments = ("--explain", "16", "2112", "7168", "--arch", "gfx950", "--shuffled")
+    (found,) = json.loads(invoke("info", "--json", *arguments))["decisions"]
+    target = Target("gfx950", 256)
+    call = Call("quant_mm", torch.device("cuda"), torch.bfloat16, 16, 2112, 7168, True, target)
+    work = decide(call, None).work
+    assert (found["plan"], found["kernels"]) == (asdict(work.plan), list(work.kernels))
+    text = " ".join(invoke("info", *arguments).split())
+    assert f"split_k={work.plan.split_k}" in text
+    assert "gfx950, 256 compute units" in text
+    for name, reason in found["passed_over"].items():
+        assert f"not {name} {reason}" in text
+    smaller = invoke("info", *arguments, "--compute-units", "32")
+    assert "is for 256 compute units" in " ".join(smaller.split())
+
+
+def test_explain_for_a_backend_that_cannot() -> None:
+    text = run_module("info", "--explain", "4", "24", "96", MXFP4_OPS_BACKEND="aiter")
+    assert "none (backend 'aiter' was asked for" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--explain", "4", "24", "33"),
+        ("--arch", "gfx950"),
+        ("--shuffled",),
+        ("--explain", "4", "24", "96", "--arch", "gfx12345"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_explained(arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli.app, ("info", *arguments))
+    assert result.exit_code == 2
+    assert result.stdout == ""
 
 
 def test_without_a_command_it_explains_itself() -> None:

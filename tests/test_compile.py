@@ -1,4 +1,4 @@
-"""Shape functions and compilation: fake and meta tensors, symbolic sizes, export, torch.compile."""
+"""Shape functions and compilation: fake and meta tensors, symbolic sizes, torch.compile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from common import (
     Path,
-    Weight,
     activation,
     assert_same_bits,
     every_backend,
@@ -18,12 +17,16 @@ from common import (
     random_codes,
     random_weight,
 )
+from compiling import backends_on, every_device, needs_inductor, swapped_block, tokens
 from layouts import Layout, every_layout
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as symbolic_shapes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+import mxfp4_ops
 
 ops = torch.ops.mxfp4
 
@@ -110,35 +113,6 @@ def test_symbolic_trace(path: Path) -> None:
     assert {ops.quant_mm.default, ops.quantize.default, ops.mm.default} <= targets
 
 
-class _Layer(torch.nn.Module):
-    def __init__(self, weight: Weight, device: str, shuffled: bool) -> None:
-        super().__init__()
-        codes, scales = weight.on(device, shuffled)
-        self.register_buffer("codes", codes)
-        self.register_buffer("scales", scales)
-        self.shuffled = shuffled
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = ops.quant_mm(x.relu(), self.codes, self.scales, shuffled=self.shuffled)
-        return y.exp()
-
-
-@every_backend
-@pytest.mark.parametrize("shuffled", [False, True], ids=["plain", "shuffled"])
-@pytest.mark.parametrize("m", [1, 2, 33])
-def test_export_keeps_the_range_of_m(path: Path, shuffled: bool, m: int) -> None:
-    layer = _Layer(random_weight(24, 96), path.device, shuffled)
-    x = activation(max(m, 2), 96, dtype=torch.bfloat16).to(path.device)
-    batch = torch.export.Dim("m", min=0, max=1 << 20)
-    with path.active():
-        program = torch.export.export(layer, (x,), dynamic_shapes=({0: batch},))
-        (interval,) = program.range_constraints.values()
-        assert (interval.lower, interval.upper) == (0, 1 << 20)
-        for size in (0, 1, 2, m, 70):
-            x = activation(size, 96, dtype=torch.bfloat16).to(path.device)
-            assert_same_bits(program.module()(x), layer(x))
-
-
 @every_backend
 @pytest.mark.parametrize("grad", [False, True], ids=["forward", "backward"])
 def test_compiles_at_most_twice(path: Path, grad: bool) -> None:
@@ -146,7 +120,8 @@ def test_compiles_at_most_twice(path: Path, grad: bool) -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(_function, backend=counter, fullgraph=True, dynamic=None)
-    for sizes, compilations in ((16, 2, 3, 17, 33, 64, 65, 256, 1000), 2), ((1,), 3):
+    many = (16, 2, 3, 17, 33, *(() if path.slow else (64, 65, 256, 1000)))
+    for sizes, compilations in (many, 2), ((1,), 3):
         for m in sizes:
             x, *rest = _arguments(path, m)
             ours, theirs = (x.clone().requires_grad_(grad) for _ in range(2))
@@ -170,3 +145,137 @@ def test_compiled_with_x_in_other_layouts(path: Path) -> None:
     with path.active():
         for view in (x, x[::2], x.expand(3, 8, 96), x.unflatten(0, (2, 4)).transpose(0, 1)):
             assert_same_bits(compiled(view, *rest), _function(view, *rest))
+
+
+SIZES = (2, 3, 4, 7, 8, 15, 16, 17, 31, 33, 64, 100, 129, 256)  # 14 of them
+
+
+def assert_block_is_right(compiled: Callable[[Tensor], Any], device: str, m: int) -> None:
+    """Each linear layer gave, to the bit, what it gives eagerly for the very input that it got."""
+    block = swapped_block(device)
+    for path in backends_on(device):
+        with path.active():
+            y, pairs = compiled(tokens(m, device))
+            assert y.shape == (2, m, 64)
+            for linear, (into, out) in zip(block.linears(), pairs, strict=True):
+                assert_same_bits(out, linear(into))
+
+
+@needs_inductor
+@every_device
+@pytest.mark.parametrize(
+    ("mode", "dynamic"), [("default", None), ("max-autotune-no-cudagraphs", True)]
+)
+def test_transformer_block(device: str, mode: str, dynamic: bool | None) -> None:
+    """One graph, at most two compilations for 14 values of M, and eager's bits on each backend."""
+    torch._dynamo.reset()
+    block = swapped_block(device)
+    compiled = torch.compile(block, fullgraph=True, mode=mode, dynamic=dynamic)
+    for m in SIZES[:2]:
+        compiled(tokens(m, device))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for m in SIZES:
+            assert_block_is_right(compiled, device, m)
+
+
+@every_device
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+def test_transformer_block_without_fusion(device: str, dynamic: bool | None) -> None:
+    """Where nothing but the linear layers could differ, the whole block gives eager's bits."""
+    torch._dynamo.reset()
+    block = swapped_block(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block, fullgraph=True, backend=counter, dynamic=dynamic)
+    for path in backends_on(device):
+        with path.active():
+            for m in SIZES:
+                x = tokens(m, device)
+                assert_same_bits(compiled(x)[0], block(x)[0])
+    assert counter.frame_count <= (1 if dynamic else 2)
+
+
+@every_device
+def test_one_row_is_no_third_compilation_where_torch_is_told(device: str) -> None:
+    torch._dynamo.reset()
+    block = swapped_block(device)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(block, fullgraph=True, backend=counter)
+    with symbolic_shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+        for m in (*SIZES, 1):
+            x = tokens(m, device)
+            assert_same_bits(compiled(x)[0], block(x)[0])
+    assert counter.frame_count <= 2
+
+
+@needs_inductor
+@every_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_inductor_with_gradients(device: str, dtype: torch.dtype) -> None:
+    """The operators between the kernels that Inductor writes, forward and backward."""
+    torch._dynamo.reset()
+    compiled = torch.compile(_scaled, fullgraph=True, dynamic=True)
+    codes, scales = random_weight(24, 96).on(device)
+    for path in backends_on(device):
+        with path.active():
+            for m in (2, 33):
+                x = activation(m, 96, dtype=dtype).to(device)
+                ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+                y, expected = (
+                    f(t, codes, scales) for f, t in ((compiled, ours), (_scaled, theirs))
+                )
+                assert_same_bits(y.detach(), expected.detach())
+                for result in (y, expected):
+                    result.backward(torch.ones_like(result))
+                assert ours.grad is not None
+                assert theirs.grad is not None
+                assert_same_bits(ours.grad, theirs.grad)
+
+
+def _scaled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Powers of two, so that Inductor's arithmetic rounds like eager's."""
+    return ops.quant_mm(x.relu() * 2, codes, scales) * 0.5
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(path: Path, dtype: torch.dtype) -> None:
+    """Autocast inside of what is compiled, and around it."""
+    torch._dynamo.reset()
+    codes, scales = random_weight(24, 96).on(path.device)
+
+    def inside(x: Tensor) -> Tensor:
+        with torch.autocast(path.device, dtype=dtype):
+            return mxfp4_ops.quant_mm(x, codes, scales)
+
+    def bare(x: Tensor) -> Tensor:
+        return mxfp4_ops.quant_mm(x, codes, scales)
+
+    x = activation(5, 96, dtype=torch.float32).to(path.device)
+    with path.active():
+        expected = bare(x.to(dtype))
+        assert_same_bits(torch.compile(inside, backend="aot_eager", fullgraph=True)(x), expected)
+        compiled = torch.compile(bare, backend="aot_eager", fullgraph=True)
+        with torch.autocast(path.device, dtype=dtype):
+            assert_same_bits(compiled(x), expected)
+        assert_same_bits(compiled(x), bare(x))
+
+
+@every_backend
+def test_rows_whose_number_depends_on_data(path: Path) -> None:
+    """As in a mixture of experts: M is known only when the mask is."""
+    torch._dynamo.reset()
+    codes, scales = random_weight(24, 96).on(path.device)
+
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        rows = x[mask]
+        q, q_scale = ops.quantize(rows)
+        return ops.quant_mm(rows, codes, scales) + ops.mm(q, q_scale, codes, scales).to(x.dtype)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(chosen, backend=counter, fullgraph=True)
+    x = activation(40, 96, dtype=torch.bfloat16).to(path.device)
+    with path.active(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for rows in (7, 0, 1, 40):
+            mask = torch.arange(40, device=path.device) < rows
+            assert_same_bits(compiled(x, mask), chosen(x, mask))
+    assert counter.frame_count == 1

@@ -26,6 +26,7 @@ OURS = "quant_mm"
 def ours(shuffled: bool) -> dict[str, Source]:
     """What `quant_mm` launches for bfloat16 activations, without a bias: as its plan has it, fused,
     and with a pass of its own for the activations."""
+    plans: dict[str, Callable[[int, int, int], Plan]]
     plans = {OURS: quant_mm_plan, f"{OURS}, fused": fused_plan, f"{OURS}, two passes": _two_passes}
     return {name: _quant_mm(plan, shuffled) for name, plan in plans.items()}
 

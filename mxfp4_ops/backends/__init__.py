@@ -1,9 +1,10 @@
 """Which implementation runs a call, and why.
 
 A backend says whether it can be used at all (`unavailable`) and whether it takes a given call
-(`refuses`), each with the reason. Automatic choice takes the first that does both, in the order
-below; a backend that was asked for by name either runs or raises. One that fails at a call, which
-happens where kernels are compiled on the spot, is passed over from then on.
+(`refuses`), each with the reason. Here is gathered what holds in this process; `policy.py` decides.
+Automatic choice takes the first that does both, in the order below; a backend that was asked for by
+name either runs or raises. One that fails at a call, which happens where kernels are compiled on
+the spot, is passed over from then on.
 
 CPU tensors normally never come here: the C++ kernels are registered with the dispatcher and are
 called without Python (see `cpu.py`).
@@ -19,15 +20,18 @@ from dataclasses import dataclass
 
 import torch
 
-from . import aiter, cpu, failures, reference, triton
+from . import aiter, cpu, failures, policy, reference, triton
 from .base import Backend, Call
+from .policy import Decision, Offer
 from .triton import replay
 
 __all__ = [
     "Backend",
     "BackendStatus",
     "Call",
+    "Decision",
     "backends",
+    "decide",
     "forced_backend",
     "select",
     "use_backend",
@@ -131,32 +135,29 @@ def use_backend(name: str | None) -> Iterator[None]:
         cpu.force(previous, _refusal_on_cpu(previous))
 
 
-def select(call: Call, forced: str | None) -> Backend:
-    """The backend for a call.
+def decide(call: Call, forced: str | None) -> Decision:
+    """How a call runs here.
 
     Raises:
-        ValueError: the forced backend does not exist.
+        ValueError: the forced backend does not exist, or a table of plans is malformed.
         RuntimeError: the forced backend cannot be used or does not take this call.
     """
     if forced is not None:
         backend = _named(forced)
-        reason = backend.unavailable() or backend.refuses(call)
-        if reason is not None:
-            raise RuntimeError(f"backend {forced!r} was asked for, but {reason}")
-        return backend
-    for backend in _takers(call):
-        return backend
-    raise RuntimeError(f"no backend takes {call}")
+        return policy.decide(call, (Offer(backend, backend.unavailable()),), forced)
+    return policy.decide(call, tuple(_offer(b, call) for b in REGISTRY.values()))
 
 
-def _takers(call: Call) -> Iterator[Backend]:
-    """The backends that automatic choice considers, in order."""
-    for backend in REGISTRY.values():
-        if backend.only_by_name(call):  # asked first, for it loads nothing
-            continue
-        if backend.unavailable() or backend.refuses(call) or failures.known(backend.name, call):
-            continue
-        yield backend
+def _offer(backend: Backend, call: Call) -> Offer:
+    """The backend with what automatic choice knows against it in this process."""
+    if backend.only_by_name(call):  # asked first, for it loads nothing
+        return Offer(backend, "it runs such calls only if asked for by name")
+    return Offer(backend, backend.unavailable() or failures.known(backend.name, call))
+
+
+def select(call: Call, forced: str | None) -> Backend:
+    """The backend for a call; raises as `decide` does."""
+    return REGISTRY[decide(call, forced).backend]
 
 
 def repeat(op: str, args: tuple[object, ...]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
@@ -172,8 +173,10 @@ def run(call: Call, *args: object) -> torch.Tensor | tuple[torch.Tensor, torch.T
     except Exception as error:
         if _forced.name is not None or not failures.leaves_a_choice(error, call):
             raise
-        others = [other for other in _takers(call) if other is not backend]
-        if not others:
-            raise
-        failures.remember(backend.name, call, error, successor=others[0].name)
+        offers = (_offer(b, call) for b in REGISTRY.values() if b is not backend)
+        try:
+            successor = policy.decide(call, tuple(offers)).backend
+        except RuntimeError:  # there is none
+            raise error from None
+        failures.remember(backend.name, call, error, successor)
     return run(call, *args)

@@ -25,7 +25,6 @@ from torch.torch_version import TorchVersion
 
 from .. import formats, layout
 from .base import Backend, Call
-from .devices import architecture
 
 ARCHITECTURE = "gfx950"
 
@@ -198,7 +197,7 @@ class Aiter(Backend):
     def refuses(self, call: Call) -> str | None:
         if call.op not in OPERATORS:
             return f"it has {' and '.join(OPERATORS)}, but not {call.op}"
-        arch = architecture(call.device)
+        arch = call.target.arch
         if not arch.startswith(ARCHITECTURE):
             return f"it takes tensors on {ARCHITECTURE}, not on {call.device} ({arch})"
         if max(call.m, call.n) * call.k // 2 > OFFSET_LIMIT:

@@ -8,13 +8,20 @@ from typing import Any
 
 import torch
 
+from . import devices
+from .devices import Target
+
+OF_THE_DEVICE = Target("")
+"""Stands for the target of a call's own device."""
+
 
 @dataclass(frozen=True)
 class Call:
-    """What a backend needs to know of a call in order to take or refuse it.
+    """What there is to know of a call in order to decide how it runs.
 
     Sizes are those of y[m, n] = x[m, k] @ weight[n, k].T, leading dimensions folded into m; n is 0
-    for `quantize` and `dequantize`.
+    for `quantize` and `dequantize`. Nothing is asked of the device where its target is given, so
+    that decisions can be made for one that is not there.
     """
 
     op: str
@@ -24,6 +31,26 @@ class Call:
     n: int
     k: int
     shuffled: bool = False
+    target: Target = OF_THE_DEVICE
+
+    def __post_init__(self) -> None:
+        if self.target is OF_THE_DEVICE:
+            object.__setattr__(self, "target", devices.target(self.device))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a backend does for a call.
+
+    Attributes:
+        kernels: names of the kernels that it launches, in order, where it says.
+        plan: tile sizes, split-K and the like: a frozen dataclass of these kernels, or None.
+        origin: where the plan comes from, in words.
+    """
+
+    kernels: tuple[str, ...] = ()
+    plan: Any = None
+    origin: str = ""
 
 
 class Backend(ABC):
@@ -38,7 +65,14 @@ class Backend(ABC):
 
     @abstractmethod
     def refuses(self, call: Call) -> str | None:
-        """Why this backend does not take `call`, or None if it does."""
+        """Why this backend does not take `call`, or None if it does.
+
+        Like `work`, it is asked where `unavailable` gives None, and follows from `call` alone.
+        """
+
+    def work(self, call: Call) -> Work:
+        """What it does for a call that it takes."""
+        return Work()
 
     def only_by_name(self, call: Call) -> bool:
         """Whether automatic choice passes over this backend although it takes `call`."""

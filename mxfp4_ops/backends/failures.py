@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from .base import Call
-from .devices import architecture, capturing
+from .devices import capturing
 
 _reasons: dict[tuple[str, str, str], str] = {}
 """By backend, operator and architecture."""
@@ -16,8 +16,10 @@ NOT_THE_BACKENDS = (ValueError, MemoryError, torch.OutOfMemoryError)
 """What another backend would be no better at."""
 
 
-def known(backend: str, call: Call) -> bool:
-    return bool(_reasons) and (backend, call.op, architecture(call.device)) in _reasons
+def known(backend: str, call: Call) -> str | None:
+    """How a backend failed at such a call before, or None."""
+    reason = _reasons.get((backend, call.op, call.target.arch))
+    return None if reason is None else f"it failed before ({reason})"
 
 
 def leaves_a_choice(error: Exception, call: Call) -> bool:
@@ -27,7 +29,7 @@ def leaves_a_choice(error: Exception, call: Call) -> bool:
 
 def remember(backend: str, call: Call, error: Exception, successor: str) -> None:
     """From now on `successor` runs such calls. It is told once."""
-    arch = architecture(call.device)
+    arch = call.target.arch
     kind, message = type(error).__name__, str(error).strip()
     _reasons[backend, call.op, arch] = f"{kind}: {message}".splitlines()[
         -1

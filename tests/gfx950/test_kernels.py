@@ -135,9 +135,16 @@ def test_strides_of_plain_weights() -> None:
 
 @every_form
 @plain_and_shuffled
-def test_split_k_is_reproducible(form: Form, shuffled: bool) -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(True, 32, 64, 512, split_k=3, num_warps=2),  # of 5 chunks: the last split has 1
+        Plan(False, 32, 64, 256, split_k=3, num_warps=2),  # of 10 chunks: the last split has 2
+    ],
+    ids=["fused", "two-passes"],
+)
+def test_split_k_is_reproducible(form: Form, shuffled: bool, plan: Plan) -> None:
     x, weight = activation(20, 2560, dtype=torch.bfloat16), random_weight(64, 2560)
-    plan = Plan(True, 32, 64, 512, split_k=3, num_warps=2)  # of 5 chunks: the last split has 1
     bias = torch.randn(64)
     first = check(form, x, weight, shuffled, bias=bias, plan=plan)
     kept = first.clone()

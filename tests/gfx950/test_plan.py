@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mxfp4_ops import layout
+from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton import gfx950
 from mxfp4_ops.backends.triton.gfx950.plan import (
     COMPUTE_UNITS,
     FUSED_ROWS,
+    LARGEST_SPLIT,
     Plan,
     fused_plan,
     gemm_plan,
+    mm_plan,
     quant_mm_plan,
     table,
 )
@@ -28,26 +31,45 @@ sizes = st.tuples(
 )
 
 
-@given(sizes)
-def test_plans_of_every_size(size: tuple[int, int, int]) -> None:
+@given(sizes, st.sampled_from([32, 64, 128, COMPUTE_UNITS]))
+def test_rules_for_every_size(size: tuple[int, int, int], units: int) -> None:
+    """Tiles, and where they are too few splits, give most compute units a workgroup."""
     m, n, k = size
-    for plan in (fused_plan(m, n, k), gemm_plan(m, n, k)):
-        chunks = max(1, ceil(k / plan.chunk_k))
-        assert chunks % plan.split_k == 0
+    for plan in (fused_plan(m, n, k, units), gemm_plan(m, n, k, units)):
+        tiles, chunks = plan.tiles(m, n), max(1, ceil(k / plan.chunk_k))
+        longest = ceil(chunks / plan.split_k)
+        assert longest * (plan.split_k - 1) < chunks, "a split has nothing to do"
         if plan.split_k > 1:
-            assert plan.tiles(m, n) * plan.split_k <= COMPUTE_UNITS
+            assert tiles * plan.split_k <= units, "some have to wait"
+        if plan.block_m * plan.block_n == 64 * 64 * plan.num_warps:
+            assert 2 * tiles >= units, "so large tiles are too few"
+        elif longest > 1:
+            halved = ceil(chunks / (longest // 2))  # so many splits would be half as long
+            assert tiles * halved > units or halved > LARGEST_SPLIT, "compute units are idle"
         assert plan.num_warps > 1 or n <= 32
+        assert plan.block_m < max(2 * m, 17) or not plan.fused
+
+
+@given(sizes, st.booleans())
+def test_few_rows_are_fused(size: tuple[int, int, int], shuffled: bool) -> None:
+    assert quant_mm_plan(*size, shuffled).fused == (size[0] <= FUSED_ROWS)
 
 
 @given(sizes)
-def test_few_rows_are_fused(size: tuple[int, int, int]) -> None:
-    assert quant_mm_plan(*size).fused == (size[0] <= FUSED_ROWS) or size in table()
+def test_operands_that_are_quantised_are_not_fused(size: tuple[int, int, int]) -> None:
+    assert not mm_plan(*size).fused
 
 
-def test_the_table_is_used_for_its_sizes_alone() -> None:
+def test_the_table_is_used_for_its_sizes() -> None:
+    assert table()
     for (m, n, k), plan in table().items():
-        assert quant_mm_plan(m, n, k) == plan
-        assert quant_mm_plan(m, n + 16, k) == (fused_plan if m <= 64 else gemm_plan)(m, n + 16, k)
+        assert quant_mm_plan(m, n, k) == quant_mm_plan(m, n, k, shuffled=True) == plan
+        if not plan.fused:
+            assert mm_plan(m, n, k) == plan
+        rule = fused_plan if m <= FUSED_ROWS else gemm_plan
+        assert quant_mm_plan(m, n + 16, k) == rule(m, n + 16, k)
+        part = Target("gfx950", 128)  # of a partitioned GPU
+        assert quant_mm_plan(m, n, k, target=part) == rule(m, n, k, 128)
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,14 @@ def kinds(code: Compiled) -> set[str]:
     return {instruction.kind for instruction in code.assembly.instructions}
 
 
-BY_RULE = [(1, 4096, 14336), (8, 96, 160), (48, 8192, 1024), (200, 5120, 5120), (4096, 8192, 2048)]
+BY_RULE = [
+    (1, 4096, 14336),
+    (8, 96, 160),
+    (8, 8192, 6656),  # with splits of unequal length
+    (48, 8192, 1024),
+    (200, 5120, 5120),
+    (4096, 8192, 2048),
+]
 """Products that have no plan of their own."""
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from ..base import Backend, Call
-from ..devices import architecture
+from ..base import Backend, Call, Work
+from ..devices import Target, target
 from . import replay
 
 OLDEST = "3.6"
-TOO_OLD = re.compile(r"sm_[1-7]\d|gfx[678]|gfx90[^8a]")
+TOO_OLD = re.compile(r"sm_[1-7]\d|gfx[678]\d\d|gfx90[^8a]")
 """Architectures for which Triton does not compile, or does not promise to."""
 
 
@@ -42,15 +42,19 @@ def interpreted() -> bool:
 
 
 @cache
-def kernels_for(device: torch.device) -> Any:
-    """The module that makes the launches for a device."""
-    if architecture(device) == "gfx950" and not interpreted():
+def _kernels(target: Target) -> Any:
+    if target.arch == "gfx950" and not interpreted():
         from . import gfx950
 
         return gfx950
     from . import portable
 
     return portable
+
+
+def kernels_for(device: torch.device) -> Any:
+    """The module that makes the launches for a device."""
+    return _kernels(target(device))
 
 
 def _ready(device: torch.device) -> AbstractContextManager[Any]:
@@ -71,11 +75,15 @@ class Triton(Backend):
 
     def refuses(self, call: Call) -> str | None:
         if call.device.type == "cuda":  # ROCm's too
-            gpu = architecture(call.device)
-            return f"Triton does not support {gpu}" if TOO_OLD.match(gpu) else None
+            gpu = call.target.arch
+            return f"Triton does not support {gpu}" if TOO_OLD.fullmatch(gpu) else None
         if call.device.type == "cpu":
             return None if interpreted() else "it takes CPU tensors only under TRITON_INTERPRET=1"
         return f"it takes tensors on CUDA and ROCm devices, not on {call.device}"
+
+    def work(self, call: Call) -> Work:
+        work: Work = _kernels(call.target).work(call)
+        return work
 
     def only_by_name(self, call: Call) -> bool:
         return call.device.type == "cpu"  # the interpreter is for tests
@@ -90,7 +98,7 @@ class Triton(Backend):
         from .. import forced_backend
         from .operators import OPERATORS
 
-        result, launches = OPERATORS[call.op](kernels_for(call.device), *args)
+        result, launches = OPERATORS[call.op](_kernels(call.target), *args)
         with _ready(call.device):
             compiled = [launch.run() for launch in launches]
         if call.device.type == "cuda":

@@ -28,6 +28,11 @@ class Launch:
     options: Mapping[str, Any] = field(default_factory=dict)
     writes: tuple[str, ...] = ("out",)
 
+    def compile(self) -> Any:
+        """Compile the kernel, for the current device, and launch nothing."""
+        arguments = {**self.arguments, **self.constants, **self.options}
+        return self.kernel.run(grid=self.grid, warmup=True, **arguments)
+
     def run(self) -> Any:
         """Launch it on the current device and stream; returns the compiled kernel.
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ...formats import BLOCK
+from ...tuning import lookup
+from ...tuning.lookup import Found
+from ..devices import Target
 
 FUSED_ROWS = 64
 """Up to so many rows each program quantises the activations it needs; above, one pass does."""
@@ -28,6 +31,7 @@ class ProductPlan:
         block_m, block_n: a program's tile of the result.
         blocks: blocks of 32 that a program takes in one step along K.
         split_k: programs that share the sums of one tile, each with its part of K.
+        fused: whether each program quantises the activations it needs; otherwise one pass does.
     """
 
     block_m: int
@@ -36,6 +40,14 @@ class ProductPlan:
     split_k: int = 1
     num_warps: int = 4
     num_stages: int = 3
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = (self.block_m, self.block_n, self.blocks, self.num_warps)
+        if any(size < 1 or size & (size - 1) for size in sizes):
+            raise ValueError(f"sizes of {self} must be powers of two")
+        if self.block_m < 16 or self.block_n < 16 or self.split_k < 1 or self.num_stages < 1:
+            raise ValueError(f"{self} is too small")
 
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
@@ -55,13 +67,27 @@ def product_plan(m: int, n: int, k: int, compute_units: int) -> ProductPlan:
     blocks = min(8, 8192 // (block_m * block_n))
     blocks = blocks if blocks >= 4 else 1
     num_warps = 8 if block_m * block_n > 4096 else 4
-    plan = ProductPlan(block_m, block_n, blocks, num_warps=num_warps)
+    fused = m <= FUSED_ROWS
+    plan = ProductPlan(block_m, block_n, blocks, num_warps=num_warps, fused=fused)
 
     steps = ceil(k / (BLOCK * blocks))
     idle = compute_units // max(plan.tiles(m, n), 1)
     split = max(1, min(idle, steps // STEPS_PER_SPLIT, LARGEST_SPLIT))
     # No more than what is left once each has as many steps as the first.
     return replace(plan, split_k=ceil(steps / ceil(steps / split)) if steps else 1)
+
+
+def found_plan(op: str, m: int, n: int, k: int, target: Target) -> Found[ProductPlan]:
+    """For `quant_mm` or `mm`: from the table or by rule. `mm` takes a table's plans that quantise
+    in a pass of their own, which it lacks."""
+    rule = product_plan(m, n, k, target.compute_units)
+    if op == "mm":
+        rule = replace(rule, fused=False)
+    return lookup.find(
+        target, m, n, k, ProductPlan,
+        rule=rule,
+        can_run=lambda plan: op == "quant_mm" or not plan.fused,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +109,8 @@ def rows_plan(k: int, neighbours_in_k: bool) -> RowsPlan:
 
 
 def interpreted_product_plan(m: int, n: int) -> ProductPlan:
-    return ProductPlan(_power_of_two(m, 16, 128), _power_of_two(n, 32, 512), blocks=16)
+    tile = _power_of_two(m, 16, 128), _power_of_two(n, 32, 512)
+    return ProductPlan(*tile, blocks=16, fused=m <= FUSED_ROWS)
 
 
 def interpreted_rows_plan(k: int) -> RowsPlan:

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from ... import formats
+from ..base import Call, Work
+from ..devices import target
 from . import gemm
 from .dequantize import dequantize as _dequantize
 from .launch import Launch
 from .plan import (
-    FUSED_ROWS,
     ProductPlan,
     RowsPlan,
+    found_plan,
     interpreted_product_plan,
     interpreted_rows_plan,
-    product_plan,
     rows_plan,
 )
 from .quantize import quantize as _quantize
 
 
-@cache
-def _compute_units(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+def work(call: Call) -> Work:
+    """What the functions below launch for a call."""
+    if call.op not in ("quant_mm", "mm"):
+        return Work((f"{call.op}_kernel",))
+    m, n, k = call.m, call.n, call.k
+    if call.device.type == "cpu":
+        plan, origin = interpreted_product_plan(m, n), "rule for Triton's interpreter"
+    else:
+        found = found_plan(call.op, m, n, k, call.target)
+        plan, origin = found.plan, found.origin
+    quantised = plan.fused or call.op == "mm"
+    kernels = ["gemm_kernel"] if quantised else ["quantize_kernel", "gemm_kernel"]
+    if plan.split_k > 1:
+        kernels.append("reduce_kernel")
+    return Work(tuple(kernels), plan, origin)
 
 
-def _product_plan(out: Tensor, k: int) -> ProductPlan:
+def _product_plan(op: str, out: Tensor, k: int) -> ProductPlan:
     m, n = out.shape
     if out.device.type == "cpu":
         return interpreted_product_plan(m, n)
-    return product_plan(m, n, k, _compute_units(out.device))
+    return found_plan(op, m, n, k, target(out.device)).plan
 
 
 def _rows_plan(t: Tensor, k: int) -> RowsPlan:
@@ -68,7 +79,7 @@ def mm(
     shuffled: bool,
     plan: ProductPlan | None = None,
 ) -> list[Launch]:
-    plan = plan or _product_plan(out, 2 * a.shape[1])
+    plan = plan or _product_plan("mm", out, 2 * a.shape[1])
     return gemm.mm(a, a_scale, b, b_scale, bias, out, shuffled, plan)
 
 
@@ -83,8 +94,8 @@ def quant_mm(
     plan: ProductPlan | None = None,
 ) -> list[Launch]:
     m, k = x.shape
-    plan = plan or _product_plan(out, k)
-    if m <= FUSED_ROWS:
+    plan = plan or _product_plan("quant_mm", out, k)
+    if plan.fused:
         return gemm.quant_mm(x, weight, weight_scale, bias, out, shuffled, scale_mode, plan)
     codes = x.new_empty(m, k // 2, dtype=torch.uint8)
     scales = x.new_empty(m, k // formats.BLOCK, dtype=torch.uint8)

@@ -14,15 +14,17 @@ from torch import Tensor
 
 from ....formats import BLOCK
 from ....layout import shuffled_shapes
+from ...base import Call, Work
+from ...devices import Target, target
 from ..dequantize import dequantize
 from ..launch import Launch
 from ..reduce import bias_arguments, reduce
 from .fused import fused_kernel
 from .gemm import gemm_kernel
-from .plan import Plan, gemm_plan, quant_mm_plan
+from .plan import WHOLE, Plan, can_run, found_plan, mm_plan, quant_mm_plan
 from .quantize import quantize_kernel
 
-__all__ = ["dequantize", "mm", "quant_mm", "quantize"]
+__all__ = ["dequantize", "mm", "quant_mm", "quantize", "work"]
 
 QUANTIZE_ROWS, QUANTIZE_CHUNK, QUANTIZE_WAVES = 16, 512, 4
 """A block for each lane: the activations of few rows must still reach many compute units."""
@@ -32,6 +34,26 @@ CONTIGUOUS = torch.contiguous_format
 
 OFFSET_LIMIT = 2**31
 """Bytes from a tile's first element that the kernels' 32-bit offsets reach."""
+
+
+def _target(t: Tensor) -> Target:
+    """The GPU that `t` is on, or a whole one where the launches are for one that is not there."""
+    return target(t.device) if t.is_cuda else WHOLE
+
+
+def work(call: Call) -> Work:
+    """What the functions below launch for a call."""
+    if call.op not in ("quant_mm", "mm"):
+        return Work((f"{call.op}_kernel",))
+    found = found_plan(call.op, call.m, call.n, call.k, call.shuffled, call.target)
+    plan = found.plan
+    if call.op == "mm":
+        kernels = ["gemm_kernel"]
+    else:
+        kernels = ["fused_kernel"] if plan.fused else ["quantize_kernel", "gemm_kernel"]
+    if plan.split_k > 1:
+        kernels.append("reduce_kernel")
+    return Work(tuple(kernels), plan, found.origin)
 
 
 def _reachable(t: Tensor, rows: int) -> Tensor:
@@ -138,7 +160,7 @@ def mm(
     """out[M, N] = a @ b.T + bias of two MXFP4 operands, the first in the plain layout."""
     k = 2 * a.shape[1]
     m, n = out.shape
-    plan = plan or gemm_plan(m, n, k)
+    plan = plan or mm_plan(m, n, k, _target(out))
     left = _operand(a, a_scale, False, plan.block_m)
     return _gemm(left, (b, b_scale), bias, out, k, False, shuffled, plan)
 
@@ -155,9 +177,9 @@ def quant_mm(
 ) -> list[Launch]:
     """out[M, N] = quantise(x) @ weight.T + bias."""
     (m, k), n = x.shape, out.shape[1]
-    plan = plan or quant_mm_plan(m, n, k)
+    plan = plan or quant_mm_plan(m, n, k, shuffled, _target(out))
     if not plan.fused:
-        if shuffled and plan.block_m < 32 * plan.waves_m:
+        if not can_run(plan, shuffled):
             raise ValueError(f"{plan} leaves a wave less than the 32 rows of shuffled scales")
         shapes = shuffled_shapes(m, k) if shuffled else ((m, k // 2), (m, k // BLOCK))
         a = x.new_empty(shapes[0], dtype=torch.uint8), x.new_empty(shapes[1], dtype=torch.uint8)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from math import ceil
 
+from ....tuning import lookup
+from ....tuning.lookup import Found
+from ...devices import Target
+
 COMPUTE_UNITS = 256
-SIMDS = 4 * COMPUTE_UNITS
+"""Of an MI355X that is not partitioned; each has 4 SIMDs."""
+
+WHOLE = Target("gfx950", COMPUTE_UNITS)
 
 FUSED_ROWS = 64
 """Up to so many rows, quantising the activations again for every tile costs less than a pass of its
@@ -55,15 +58,20 @@ class Plan:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 
 
-def _split(tiles: int, chunks: int) -> int:
-    """The most splits of equal length with which every workgroup still has a compute unit."""
-    splits = range(1, min(chunks, LARGEST_SPLIT) + 1)
-    return max((s for s in splits if chunks % s == 0 and tiles * s <= COMPUTE_UNITS), default=1)
+def _split(tiles: int, chunks: int, units: int) -> int:
+    """As many splits as still have a compute unit each.
+
+    They are of equal length, since others have to mask their loads, unless those are half as long.
+    """
+    most = max(1, min(chunks, LARGEST_SPLIT, units // max(tiles, 1)))
+    equal = max(split for split in range(1, most + 1) if chunks % split == 0)
+    longest = ceil(chunks / most)
+    return equal if chunks // equal < 2 * longest else ceil(chunks / longest)
 
 
-def _with_split(plan: Plan, m: int, n: int, k: int) -> Plan:
-    split = _split(plan.tiles(m, n), max(1, ceil(k / plan.chunk_k)))
-    return Plan(**{**vars(plan), "split_k": split})
+def _with_split(plan: Plan, m: int, n: int, k: int, units: int) -> Plan:
+    split = _split(plan.tiles(m, n), max(1, ceil(k / plan.chunk_k)), units)
+    return replace(plan, split_k=split)
 
 
 def _chunk(k: int) -> int:
@@ -76,40 +84,55 @@ def _columns(n: int) -> tuple[int, int]:
     return 32 * waves, waves
 
 
-def fused_plan(m: int, n: int, k: int) -> Plan:
+def fused_plan(m: int, n: int, k: int, units: int = COMPUTE_UNITS) -> Plan:
     """Tiles as wide as leave work for every SIMD, since each quantises its activations anew."""
-    block_m = 16 if m <= 16 or m * n <= 32 * 128 * COMPUTE_UNITS else 32
+    block_m = 16 if m <= 16 or m * n <= 32 * 128 * units else 32
     block_n, num_warps = _columns(n)
     plan = Plan(True, block_m, block_n, _chunk(k), num_warps=num_warps)
-    wide = Plan(True, block_m, 2 * block_n, _chunk(k), num_warps=num_warps)
-    if n >= 256 and (k > 2 * wide.chunk_k or plan.tiles(m, n) * num_warps > SIMDS):
+    wide = replace(plan, block_n=2 * block_n)
+    if n >= 256 and (k > 2 * wide.chunk_k or plan.tiles(m, n) * num_warps > 4 * units):
         plan = wide
-    return _with_split(plan, m, n, k)
+    return _with_split(plan, m, n, k, units)
 
 
-def gemm_plan(m: int, n: int, k: int) -> Plan:
+def gemm_plan(m: int, n: int, k: int, units: int = COMPUTE_UNITS) -> Plan:
     """64 x 64 a wave where that leaves work for every second SIMD; smaller tiles otherwise."""
     square = Plan(False, 128, 128, 256, waves_m=2)
     flat = Plan(False, 64, 256, 256)
     for wide in (square, flat):  # a square tile reads less
         fits = m >= wide.block_m and n >= wide.block_n
-        if fits and wide.tiles(m, n) * wide.num_warps >= SIMDS // 2:
+        if fits and wide.tiles(m, n) * wide.num_warps >= 2 * units:
             return wide
     block_m = 16 if m <= 16 else 32 if m <= 32 else 64
     block_n, num_warps = _columns(n)
-    return _with_split(Plan(False, block_m, block_n, 256, num_warps=num_warps), m, n, k)
+    return _with_split(Plan(False, block_m, block_n, 256, num_warps=num_warps), m, n, k, units)
 
 
-@cache
 def table() -> dict[tuple[int, int, int], Plan]:
-    text = files("mxfp4_ops").joinpath("tuning/configs/gfx950.json").read_text(encoding="utf-8")
-    return {
-        (entry["m"], entry["n"], entry["k"]): Plan(**entry["plan"])
-        for entry in json.loads(text)["entries"]
-    }
+    """The plans of the table, by (M, N, K)."""
+    return lookup.plans("gfx950", Plan)
 
 
-def quant_mm_plan(m: int, n: int, k: int) -> Plan:
-    """The table's plan for exactly these sizes, or one by rule."""
-    plan = table().get((m, n, k))
-    return plan or (fused_plan if m <= FUSED_ROWS else gemm_plan)(m, n, k)
+def can_run(plan: Plan, shuffled: bool) -> bool:
+    """Shuffled scales of activations come in groups of 32 rows."""
+    return plan.fused or not shuffled or plan.block_m >= 32 * plan.waves_m
+
+
+def found_plan(op: str, m: int, n: int, k: int, shuffled: bool, target: Target) -> Found[Plan]:
+    """For `quant_mm` or `mm`: from the table or by rule. `mm` takes a table's plans that quantise
+    in a pass of their own, which it lacks."""
+    quantised = op == "mm"
+    by_rule = fused_plan if m <= FUSED_ROWS and not quantised else gemm_plan
+    return lookup.find(
+        target, m, n, k, Plan,
+        rule=by_rule(m, n, k, target.compute_units),
+        can_run=lambda plan: not plan.fused if quantised else can_run(plan, shuffled),
+    )  # fmt: skip
+
+
+def quant_mm_plan(m: int, n: int, k: int, shuffled: bool = False, target: Target = WHOLE) -> Plan:
+    return found_plan("quant_mm", m, n, k, shuffled, target).plan
+
+
+def mm_plan(m: int, n: int, k: int, target: Target = WHOLE) -> Plan:
+    return found_plan("mm", m, n, k, False, target).plan
