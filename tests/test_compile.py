@@ -191,7 +191,7 @@ def test_transformer_block_without_fusion(device: str, dynamic: bool | None) -> 
             for m in SIZES:
                 x = tokens(m, device)
                 assert_same_bits(compiled(x)[0], block(x)[0])
-    assert counter.frame_count <= (1 if dynamic else 2)
+    assert counter.frame_count <= 2
 
 
 @every_device

@@ -159,10 +159,11 @@ def tune(
         raise typer.Exit(1)
     where = torch.device("cuda", device)
     folder = out or Path(lookup.directory or ".")
+    folder.mkdir(parents=True, exist_ok=True)
     with torch.cuda.device(where):
         target = devices.target(where)
         record = Record(folder, target, _measured_on(where))
         tune_all(products, record, where, target, seconds, again)
     console.print(f"The table is {record.path}.", soft_wrap=True)
-    if folder.absolute() != Path(lookup.directory or "").absolute():
+    if lookup.directory is None or folder.absolute() != Path(lookup.directory).absolute():
         console.print(f"To use it: export {lookup.DIRECTORY_VARIABLE}={folder.absolute()}")

@@ -66,7 +66,6 @@ class Record:
 
     def _write(self) -> None:
         """All or nothing, whenever it is interrupted."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.content, indent=2, ensure_ascii=False)
         text = INNERMOST.sub(lambda found: f"{{{' '.join(found[0][1:-1].split())}}}", text)
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
