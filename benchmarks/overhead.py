@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import mxfp4_ops
@@ -103,7 +104,7 @@ def main() -> None:
     table.add_column("us", justify="right")
     with torch.inference_mode():
         for name, call in calls.items():
-            table.add_row(name, f"{microseconds(call, device):.1f}")
+            table.add_row(escape(name), f"{microseconds(call, device):.1f}")
     Console().print(table)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -38,6 +39,13 @@ class Fake(Backend):
 
     def run(self, call: Call, *args: Any) -> Any:
         raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def order_of_preference() -> Iterator[None]:
+    """As it was: what monkeypatch takes out of a dictionary it puts back in the opposite order."""
+    with patch.dict(REGISTRY):
+        yield
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_a_warm_up_compiles_everything(path: Path, compilations: list[str]) -> N
                 chosen.clear()
                 graph, out = captured(partial(ops.quant_mm, x, *weight))
                 assert compilations[warm:] == []
-                assert set(chosen) == set(warm_choice)
+                assert set(chosen) <= set(warm_choice)  # a repeated call need not ask at all
                 chosen.clear()
                 graph.replay()
                 assert chosen == []
@@ -166,6 +166,7 @@ def test_memory_comes_from_the_graphs_pool(path: Path, m: int, n: int, k: int) -
     graph = torch.cuda.CUDAGraph()
     with path.active():
         ops.quant_mm(x, *weight)
+        first = captured(x.clone)  # with which torch gets the random state that graphs share
         torch.cuda.synchronize()
         gc.collect()  # the capture does it, and frees what other tests have left
 
@@ -196,6 +197,7 @@ def test_memory_comes_from_the_graphs_pool(path: Path, m: int, n: int, k: int) -
         torch.cuda.synchronize()
         assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocations
         assert_same_bits(out, ops.quant_mm(x, *weight))
+    del first
 
 
 @every_fast_path
@@ -221,6 +223,7 @@ def test_two_graphs_in_one_pool(path: Path) -> None:
             assert_same_bits(out, ops.quant_mm(x, *weight))
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 @every_fast_path
 def test_training_step(path: Path) -> None:
     """Forward and backward of a layer, each as a graph."""
@@ -249,6 +252,7 @@ def test_training_step(path: Path) -> None:
 
 @needs_inductor
 @every_fast_path
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # with such a one torch begins
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_compiled_into_graphs(path: Path, mode: str) -> None:
     """The linear layers give eager's bits, and a warm call runs no operator from Python."""

@@ -143,7 +143,7 @@ def test_the_interpreter_takes_them_when_asked_for_by_environment() -> None:
     )
     code = USE.replace("w = ", traced + "w = ")
     shown = python(code, TRITON_INTERPRET="1", MXFP4_OPS_BACKEND="triton").splitlines()
-    assert shown == ["quantize_kernel", "gemm_kernel", "[1.5]"]
+    assert shown == ["mxfp4_quantize", "mxfp4_gemm", "[1.5]"]
     assert python(code, TRITON_INTERPRET="1").splitlines() == ["[1.5]"]
 
 

@@ -110,10 +110,10 @@ def test_products_use_the_matrix_units(
     compiled = set()
     for launch in products(gpu, m, n, k, dtype, shuffled):
         text = compile_for(gpu, launch)
-        if launch.kernel is gemm.gemm_kernel:
+        if launch.kernel is gemm.mxfp4_gemm:
             assert re.search(gpu.product, text)
         compiled.add(launch.kernel.__name__)
-    assert compiled <= {"gemm_kernel", "reduce_kernel"}
+    assert compiled <= {"mxfp4_gemm", "mxfp4_reduce"}
 
 
 def _conversions() -> Iterator[Launch]:

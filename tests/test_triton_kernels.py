@@ -314,7 +314,7 @@ def test_launches_of_an_operator(device: str) -> None:
         decided = portable.quant_mm(x, *weight, None, out, False, "even", plan)
         return [launch.kernel.__name__ for launch in decided]
 
-    assert launches(64, 1) == ["gemm_kernel"]
-    assert launches(64, 16) == ["gemm_kernel", "reduce_kernel"]
-    assert launches(65, 1) == ["quantize_kernel", "gemm_kernel"]
-    assert launches(65, 16) == ["quantize_kernel", "gemm_kernel", "reduce_kernel"]
+    assert launches(64, 1) == ["mxfp4_gemm"]
+    assert launches(64, 16) == ["mxfp4_gemm", "mxfp4_reduce"]
+    assert launches(65, 1) == ["mxfp4_quantize", "mxfp4_gemm"]
+    assert launches(65, 16) == ["mxfp4_quantize", "mxfp4_gemm", "mxfp4_reduce"]

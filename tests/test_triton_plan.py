@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mxfp4_ops.backends.triton.plan import (
     LARGEST_SPLIT,
+    LARGEST_TENSOR,
     STEPS_PER_SPLIT,
     ProductPlan,
     interpreted_product_plan,
@@ -14,9 +16,6 @@ from mxfp4_ops.backends.triton.plan import (
     product_plan,
     rows_plan,
 )
-
-LARGEST_TENSOR = 1 << 20
-"""Elements of a tile; Triton allows no larger ones."""
 
 rows = st.integers(1, 1 << 17) | st.integers(1, 300)
 columns = st.integers(1, 1 << 18) | st.integers(1, 300)
@@ -94,7 +93,9 @@ def test_rows(k: int) -> None:
 
 @given(m=rows, n=columns, k=depths)
 def test_tiles_of_the_interpreter(m: int, n: int, k: int) -> None:
-    product = interpreted_product_plan(m, n)
+    product = interpreted_product_plan(m, n, k)
     assert product.blocks * product.block_m * product.block_n <= LARGEST_TENSOR
     conversion = interpreted_rows_plan(k)
     assert conversion.rows * conversion.blocks * 32 <= LARGEST_TENSOR
+    triton = pytest.importorskip("triton.language", reason="Triton is not installed")
+    assert LARGEST_TENSOR <= triton.core.TRITON_MAX_TENSOR_NUMEL

@@ -31,7 +31,7 @@ def decoded_bits(codes: tl.tensor, byte: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def dequantize_kernel(
+def mxfp4_dequantize(
     codes: tl.tensor,
     scales: tl.tensor,
     out: tl.tensor,
@@ -79,4 +79,4 @@ def dequantize(
     grid = ceil(m / plan.rows) * ceil(blocks / plan.blocks), 1, 1
     constants = {"ROWS": plan.rows, "BLOCKS": plan.blocks}
     options = {"num_warps": plan.num_warps}
-    return [Launch(dequantize_kernel, grid, arguments, constants, options)]
+    return [Launch(mxfp4_dequantize, grid, arguments, constants, options)]

@@ -53,7 +53,7 @@ def halves_product(
 
 
 @triton.jit
-def gemm_kernel(
+def mxfp4_gemm(
     a: tl.tensor,
     a_scale: tl.tensor,
     b: tl.tensor,
@@ -217,4 +217,4 @@ def _product(
     constants |= {"BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCKS": plan.blocks}
     options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
     grid = plan.tiles(m, n), plan.split_k, 1
-    return [Launch(gemm_kernel, grid, arguments, constants, options), *last]
+    return [Launch(mxfp4_gemm, grid, arguments, constants, options), *last]

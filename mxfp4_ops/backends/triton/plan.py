@@ -107,10 +107,14 @@ def rows_plan(k: int, neighbours_in_k: bool) -> RowsPlan:
 
 # Triton's interpreter takes about as long for a large tile as for a small one.
 
+LARGEST_TENSOR = 1 << 20
+"""Elements that Triton allows a tensor to have."""
 
-def interpreted_product_plan(m: int, n: int) -> ProductPlan:
-    tile = _power_of_two(m, 16, 128), _power_of_two(n, 32, 512)
-    return ProductPlan(*tile, blocks=16, fused=m <= FUSED_ROWS)
+
+def interpreted_product_plan(m: int, n: int, k: int) -> ProductPlan:
+    block_m, block_n = _power_of_two(m, 16, 128), _power_of_two(n, 32, 512)
+    blocks = _power_of_two(k // BLOCK, 1, min(64, LARGEST_TENSOR // (block_m * block_n)))
+    return ProductPlan(block_m, block_n, blocks, fused=m <= FUSED_ROWS)
 
 
 def interpreted_rows_plan(k: int) -> RowsPlan:

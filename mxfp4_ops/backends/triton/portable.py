@@ -28,21 +28,21 @@ def work(call: Call) -> Work:
         return Work((f"{call.op}_kernel",))
     m, n, k = call.m, call.n, call.k
     if call.device.type == "cpu":
-        plan, origin = interpreted_product_plan(m, n), "rule for Triton's interpreter"
+        plan, origin = interpreted_product_plan(m, n, k), "rule for Triton's interpreter"
     else:
         found = found_plan(call.op, m, n, k, call.target)
         plan, origin = found.plan, found.origin
     quantised = plan.fused or call.op == "mm"
-    kernels = ["gemm_kernel"] if quantised else ["quantize_kernel", "gemm_kernel"]
+    kernels = ["mxfp4_gemm"] if quantised else ["mxfp4_quantize", "mxfp4_gemm"]
     if plan.split_k > 1:
-        kernels.append("reduce_kernel")
+        kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), plan, origin)
 
 
 def _product_plan(op: str, out: Tensor, k: int) -> ProductPlan:
     m, n = out.shape
     if out.device.type == "cpu":
-        return interpreted_product_plan(m, n)
+        return interpreted_product_plan(m, n, k)
     return found_plan(op, m, n, k, target(out.device)).plan
 
 

@@ -27,7 +27,7 @@ PAD_SCALE = tl.constexpr(layout.PAD_SCALE)
 
 
 @triton.jit
-def quantize_kernel(
+def mxfp4_quantize(
     x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
@@ -107,4 +107,4 @@ def quantize(
     options = {"num_warps": plan.num_warps}
     writes = ("codes", "scales")
     grid = (down * across, 1, 1)
-    return [Launch(quantize_kernel, grid, arguments, constants, options, writes)]
+    return [Launch(mxfp4_quantize, grid, arguments, constants, options, writes)]

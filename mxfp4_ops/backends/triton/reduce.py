@@ -17,7 +17,7 @@ ELEMENTS = 512
 
 
 @triton.jit
-def reduce_kernel(
+def mxfp4_reduce(
     partials: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
@@ -58,7 +58,7 @@ def reduce(partials: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
     arguments |= {"partials": partials, "out": out, "elements": elements, "n": n}
     return [
         Launch(
-            reduce_kernel,
+            mxfp4_reduce,
             (ceil(elements / ELEMENTS), 1, 1),
             arguments,
             constants | {"SPLITS": len(partials), "ELEMENTS": ELEMENTS},

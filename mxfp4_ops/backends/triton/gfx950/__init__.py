@@ -19,10 +19,10 @@ from ...devices import Target, target
 from ..dequantize import dequantize
 from ..launch import Launch
 from ..reduce import bias_arguments, reduce
-from .fused import fused_kernel
-from .gemm import gemm_kernel
+from .fused import mxfp4_quant_mm
+from .gemm import mxfp4_gemm
 from .plan import WHOLE, Plan, can_run, found_plan, mm_plan, quant_mm_plan
-from .quantize import quantize_kernel
+from .quantize import mxfp4_quantize
 
 __all__ = ["dequantize", "mm", "quant_mm", "quantize", "work"]
 
@@ -48,11 +48,11 @@ def work(call: Call) -> Work:
     found = found_plan(call.op, call.m, call.n, call.k, call.shuffled, call.target)
     plan = found.plan
     if call.op == "mm":
-        kernels = ["gemm_kernel"]
+        kernels = ["mxfp4_gemm"]
     else:
-        kernels = ["fused_kernel"] if plan.fused else ["quantize_kernel", "gemm_kernel"]
+        kernels = ["mxfp4_quant_mm"] if plan.fused else ["mxfp4_quantize", "mxfp4_gemm"]
     if plan.split_k > 1:
-        kernels.append("reduce_kernel")
+        kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), plan, found.origin)
 
 
@@ -84,7 +84,7 @@ def quantize(
     constants |= {"BM": QUANTIZE_ROWS, "KC": QUANTIZE_CHUNK, "MASK_M": m % QUANTIZE_ROWS != 0}
     return [
         Launch(
-            quantize_kernel,
+            mxfp4_quantize,
             (ceil(k / QUANTIZE_CHUNK), ceil(m / QUANTIZE_ROWS), 1),
             {"x": x, "codes": codes, "scales": scales, "m": m, **strides},
             constants,
@@ -144,7 +144,7 @@ def _gemm(
     arguments |= _row_strides("a", *a) | _row_strides("b", *b)
     constants = {"K": k, "A_SHUFFLED": a_shuffled, "B_SHUFFLED": b_shuffled, "WM": plan.waves_m}
     constants |= {"MASK_M": m < plan.block_m or (a_shuffled and m % 32 != 0)}
-    return _product(gemm_kernel, arguments, constants, bias, out, b_shuffled, plan)
+    return _product(mxfp4_gemm, arguments, constants, bias, out, b_shuffled, plan)
 
 
 def mm(
@@ -191,4 +191,4 @@ def quant_mm(
     arguments |= _row_strides("weight", weight, weight_scale)
     constants = {"K": k, "MODE": scale_mode, "PACKED": packed, "SHUFFLED": shuffled}
     constants |= {"MASK_M": m < plan.block_m}
-    return _product(fused_kernel, arguments, constants, bias, out, shuffled, plan)
+    return _product(mxfp4_quant_mm, arguments, constants, bias, out, shuffled, plan)

@@ -88,7 +88,7 @@ def multiply(
 
 
 @gluon.jit
-def fused_kernel(
+def mxfp4_quant_mm(
     x: gl.tensor,
     weight: gl.tensor,
     weight_scale: gl.tensor,

@@ -86,7 +86,7 @@ def multiply(
 
 
 @gluon.jit
-def gemm_kernel(
+def mxfp4_gemm(
     a: gl.tensor,
     a_scale: gl.tensor,
     b: gl.tensor,

@@ -13,7 +13,7 @@ from .operands import code_group, scale_group
 
 
 @gluon.jit
-def quantize_kernel(
+def mxfp4_quantize(
     x: gl.tensor,
     codes: gl.tensor,
     scales: gl.tensor,
