@@ -50,7 +50,10 @@ from mxfp4_ops.backends.triton.reduce import reduce  # noqa: E402
 
 every_device = pytest.mark.parametrize(
     "device",
-    [pytest.param(d, marks=[pytest.mark.gpu] if d == "cuda" else []) for d in DEVICES],
+    [
+        pytest.param(d, id=f"triton-{d}", marks=[pytest.mark.gpu] if d == "cuda" else [])
+        for d in DEVICES
+    ],
 )
 
 GUARD = 4096
