@@ -18,9 +18,6 @@ from ..devices import Target, target
 from . import replay
 
 OLDEST = "3.6"
-NATIVE = "gfx950"
-"""The architecture with kernels of its own."""
-
 TOO_OLD = re.compile(r"sm_[1-7]\d|gfx[678]\d\d|gfx90[^8a]")
 """Architectures for which Triton does not compile, or does not promise to."""
 
@@ -46,7 +43,7 @@ def interpreted() -> bool:
 
 @cache
 def _kernels(target: Target) -> Any:
-    if target.arch == NATIVE and not interpreted():
+    if target.arch == "gfx950" and not interpreted():
         from . import gfx950
 
         return gfx950
@@ -94,9 +91,7 @@ class Triton(Backend):
     def detail(self) -> str:
         import triton
 
-        gpus = (torch.device("cuda", i) for i in range(torch.cuda.device_count()))
-        native = any(target(gpu).arch == NATIVE for gpu in gpus)
-        form = "interpreted" if interpreted() else f"for {NATIVE}" if native else "portable"
+        form = "interpreted" if interpreted() else "portable"
         return f"Triton {triton.__version__}, {form}"
 
     def run(self, call: Call, *args: Any) -> Any:
