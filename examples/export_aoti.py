@@ -41,7 +41,12 @@ def package(model: nn.Module, path: Path) -> None:
     """Export a model for any number of rows up to 8192 and compile it into one file."""
     rows = torch.export.Dim("rows", min=1, max=8192)
     program = torch.export.export(model, (torch.randn(4, WIDTH),), dynamic_shapes=({0: rows},))
-    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    torch._inductor.aoti_compile_and_package(
+        program,
+        package_path=str(path),
+        # For a single model a header compiled ahead takes longer than it saves.
+        inductor_configs={"aot_inductor.precompile_headers": False},
+    )
 
 
 def libraries() -> list[Path]:
@@ -57,7 +62,7 @@ def compile_runner(folder: Path) -> Path:
     """Compile run_aoti.cpp against the torch that is installed."""
     program = folder / "run_aoti"
     source = Path(__file__).with_name("run_aoti.cpp")
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", str(source), "-o", str(program)]
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", str(source), "-o", str(program)]
     command += [f"-I{path}" for path in include_paths()]
     for path in library_paths():
         command += [f"-L{path}", f"-Wl,-rpath,{path}"]

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import mxfp4_ops
 
-# Other processes to compile in take longer to start than the little there is to compile.
+# Processes to compile in and a header compiled ahead take longer than what there is to compile.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 _compiler = shutil.which(os.environ.get("CXX", "g++"))
 _headers = Path(sysconfig.get_paths()["include"], "Python.h").exists()

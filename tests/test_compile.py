@@ -210,8 +210,7 @@ def test_one_row_is_no_third_compilation_where_torch_is_told(device: str) -> Non
 
 @needs_inductor
 @every_device
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_inductor_with_gradients(device: str, dtype: torch.dtype) -> None:
+def test_inductor_with_gradients(device: str) -> None:
     """The operators between the kernels that Inductor writes, forward and backward."""
     torch._dynamo.reset()
     compiled = torch.compile(_scaled, fullgraph=True, dynamic=True)
@@ -219,7 +218,7 @@ def test_inductor_with_gradients(device: str, dtype: torch.dtype) -> None:
     for path in backends_on(device):
         with path.active():
             for m in (2, 33):
-                x = activation(m, 96, dtype=dtype).to(device)
+                x = activation(m, 96, dtype=torch.bfloat16).to(device)
                 ours, theirs = (x.clone().requires_grad_() for _ in range(2))
                 y, expected = (
                     f(t, codes, scales) for f, t in ((compiled, ours), (_scaled, theirs))

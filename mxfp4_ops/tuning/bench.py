@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,10 +96,18 @@ class GpuBench:
         """Compile the plans' kernels in parallel. What does not compile fails again later."""
         from triton import AsyncCompileMode
 
-        with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
-            for plan in plans:
-                for launch in self._launches(plan, 0)[1]:
-                    launch.compile()
+        # Triton parses Python in these threads, which is not reentrant: were garbage collected
+        # meanwhile, another thread might begin to parse ("AST constructor recursion depth mismatch").
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
+                for plan in plans:
+                    for launch in self._launches(plan, 0)[1]:
+                        launch.compile()
+        finally:
+            if collects:
+                gc.enable()
 
     def check(self, candidate: Any) -> None:
         y = self._run(candidate, 0)().double()
