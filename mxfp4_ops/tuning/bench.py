@@ -96,7 +96,7 @@ class GpuBench:
         """Compile the plans' kernels in parallel. What does not compile fails again later."""
         from triton import AsyncCompileMode
 
-        # Triton parses Python in these threads, and the parser is not reentrant: a collection inside
+        # Triton parses Python in these threads. The parser is not reentrant: a collection inside
         # of it would let another thread parse ("AST constructor recursion depth mismatch").
         collects = gc.isenabled()
         gc.disable()
