@@ -72,6 +72,7 @@ def test_wheel_from_source_archive(archive: Path, tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"mxfp4_ops/py.typed", "mxfp4_ops/backends/cpu.py"} <= set(names)
     assert any(name.startswith("mxfp4_ops/_cpu") for name in names)
+    assert any(name.startswith("mxfp4_ops/_schema") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "csrc_stubs/", "examples/"))]
 
     installed = tmp_path / "installed"
