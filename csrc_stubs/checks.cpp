@@ -121,23 +121,28 @@ int64_t check_weight(int64_t k, const Tensor& weight, const Tensor& scale, bool 
   return n;
 }
 
-void check_bias(const std::optional<Tensor>& bias, int64_t n) {
+std::vector<int64_t> sizes_of(const Tensor& t) {
+  const auto sizes = t.sizes();
+  return {sizes.begin(), sizes.end()};
+}
+
+void check_bias(const std::optional<Tensor>& bias, const std::vector<int64_t>& shape) {
   if (!bias) return;
   check_dtype("bias", bias->scalar_type(), kFloats);
-  MXFP4_NEED(bias->dim() == 1 && bias->size(0) == n, "bias must have shape [", n,
-       "], one value for each row of the weight, got ", list_of(bias->sizes()));
+  MXFP4_NEED(sizes_of(*bias) == shape, "bias must have shape ", list_of(shape),
+       ", one value for each row of the weight, got ", list_of(bias->sizes()));
   check_cpu("bias", *bias);
 }
 
 }  // namespace
 
-Sizes check_quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
-                     const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
-                     bool shuffled) {
+Sizes check_float_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                   const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                   bool shuffled) {
   const int64_t k = check_activation(x);
   if (out_dtype) check_dtype("out_dtype", *out_dtype, kFloats);
   const int64_t n = check_weight(k, weight, weight_scale, shuffled, "x", "weight", "weight_scale");
-  check_bias(bias, n);
+  check_bias(bias, {n});
   return {leading(x), n, k};
 }
 
@@ -146,8 +151,44 @@ Sizes check_mm(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Te
   const int64_t k = check_codes_and_scale(a, a_scale, "a", "a_scale");
   check_dtype("out_dtype", out_dtype, kFloats);
   const int64_t n = check_weight(k, b, b_scale, shuffled, "a", "b", "b_scale");
-  check_bias(bias, n);
+  check_bias(bias, {n});
   return {leading(a), n, k};
+}
+
+Sizes check_grouped(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                    const Tensor& offsets, const std::optional<Tensor>& bias,
+                    std::optional<ScalarType> out_dtype) {
+  const int64_t k = check_activation(x);
+  MXFP4_NEED(x.dim() == 2, "x must be 2-d, got shape ", list_of(x.sizes()));
+  if (out_dtype) check_dtype("out_dtype", *out_dtype, kFloats);
+  MXFP4_NEED(weight.dim() == 3, "weight must be 3-d, got shape ", list_of(weight.sizes()));
+  const int64_t weight_k = check_codes_and_scale(weight, weight_scale, "weight", "weight_scale");
+  MXFP4_NEED(weight_k == k, "x has K = ", k, ", but weight has K = ", weight_k);
+  const int64_t experts = weight.size(0), n = weight.size(1);
+  check_dtype("offsets", offsets.scalar_type(), {ScalarType::Int, ScalarType::Long});
+  MXFP4_NEED(offsets.dim() == 1 && offsets.size(0) == experts + 1, "offsets must have shape [",
+       experts + 1, "], one more than there are experts, got ", list_of(offsets.sizes()));
+  check_cpu("offsets", offsets);
+  check_bias(bias, {experts, n});
+  return {x.size(0), n, k};
+}
+
+std::vector<int64_t> offsets_in_order(const Tensor& offsets, int64_t rows) {
+  std::vector<int64_t> values(offsets.size(0));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i) * offsets.stride(0);
+    values[i] = offsets.scalar_type() == ScalarType::Int
+                    ? load_as<int32_t>(offsets.const_data_ptr(), at)
+                    : load_as<int64_t>(offsets.const_data_ptr(), at);
+  }
+  MXFP4_NEED(values[0] == 0, "offsets must begin with 0, got ", values[0]);
+  for (size_t i = 0; i + 1 < values.size(); ++i) {
+    MXFP4_NEED(values[i] <= values[i + 1], "offsets must not decrease, but number ",
+         static_cast<int64_t>(i), " is ", values[i], " and the next is ", values[i + 1]);
+  }
+  MXFP4_NEED(values.back() == rows, "offsets must end with ", rows,
+       ", the number of rows of x, got ", values.back());
+  return values;
 }
 
 Sizes check_quantize(const Tensor& x) {

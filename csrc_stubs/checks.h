@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.h"
 
@@ -37,13 +38,19 @@ struct Sizes {
   int64_t m, n, k;
 };
 
-Sizes check_quant_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
-                     const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
-                     bool shuffled);
 Sizes check_mm(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
                const std::optional<Tensor>& bias, ScalarType out_dtype, bool shuffled);
+Sizes check_float_mm(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                   const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                   bool shuffled);
+Sizes check_grouped(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
+                    const Tensor& offsets, const std::optional<Tensor>& bias,
+                    std::optional<ScalarType> out_dtype);
 Sizes check_quantize(const Tensor& x);
 Sizes check_dequantize(const Tensor& q, const Tensor& scale, ScalarType dtype);
+
+// The values of offsets into so many rows, checked.
+std::vector<int64_t> offsets_in_order(const Tensor& offsets, int64_t rows);
 
 ScaleMode scale_mode_of(const std::string& name);
 Float float_of_dtype(ScalarType dtype);  // of a dtype that has been checked

@@ -35,23 +35,29 @@ void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, 
   V::pack_codes(code, codes);
 }
 
+// Block b of a row.
+template <class V, Float type>
+void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* values) {
+  constexpr int kVectors = kBlock / V::width;
+  if (stride == 1) {
+    for (int i = 0; i < kVectors; ++i) {
+      values[i] = V::template load<type>(x, b * kBlock + i * V::width);
+    }
+  } else {
+    float gathered[kBlock];
+    for (int i = 0; i < kBlock; ++i) gathered[i] = load(x, type, (b * kBlock + i) * stride);
+    for (int i = 0; i < kVectors; ++i) {
+      values[i] = V::template load<Float::f32>(gathered, i * V::width);
+    }
+  }
+}
+
 template <class V, Float type>
 void quantize_row(const void* x, int64_t stride, int64_t blocks, ScaleMode mode, uint8_t* codes,
                   uint8_t* scales) {
-  constexpr int kVectors = kBlock / V::width;
   for (int64_t b = 0; b < blocks; ++b) {
-    typename V::Float values[kVectors];
-    if (stride == 1) {
-      for (int i = 0; i < kVectors; ++i) {
-        values[i] = V::template load<type>(x, b * kBlock + i * V::width);
-      }
-    } else {
-      float gathered[kBlock];
-      for (int i = 0; i < kBlock; ++i) gathered[i] = load(x, type, (b * kBlock + i) * stride);
-      for (int i = 0; i < kVectors; ++i) {
-        values[i] = V::template load<Float::f32>(gathered, i * V::width);
-      }
-    }
+    typename V::Float values[kBlock / V::width];
+    load_block<V, type>(x, stride, b, values);
     quantize_block<V>(values, mode, codes + b * (kBlock / 2), scales + b);
   }
 }
@@ -126,4 +132,36 @@ bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t
     }
   }
   return huge;
+}
+
+template <class V, Float type>
+bool widen_row(const void* x, int64_t stride, int64_t blocks, float* out) {
+  const auto all_ones = V::set(0x7fffffff), infinity = V::set(0x7f800000);
+  // Of finite numbers the largest magnitude, and of those that are not zero the least, from the top.
+  auto largest = V::zero(), least = V::zero();
+  for (int64_t b = 0; b < blocks; ++b) {
+    constexpr int kVectors = kBlock / V::width;
+    typename V::Float values[kVectors];
+    load_block<V, type>(x, stride, b, values);
+    for (int i = 0; i < kVectors; ++i) {
+      V::template store<Float::f32>(out, b * kBlock + i * V::width, values[i]);
+      const auto magnitude = V::and_(V::bits(values[i]), all_ones);
+      largest = V::max(largest, V::select_less(magnitude, infinity, magnitude, V::zero()));
+      const auto from_top = V::sub(all_ones, magnitude);
+      least = V::max(least, V::select_less(V::zero(), magnitude, from_top, V::zero()));
+    }
+  }
+  const bool huge = V::largest(largest) >= bits_of(kLargestNarrow);
+  // The least of bfloat16's numbers has room below it for another bit.
+  const bool tiny = type == Float::f32 && V::largest(least) > 0x7fffffff - bits_of(kLeastNarrow);
+  return huge || tiny;
+}
+
+template <class V>
+bool widen(const void* x, Float type, int64_t stride, int64_t blocks, float* out) {
+  switch (type) {
+    case Float::bf16: return widen_row<V, Float::bf16>(x, stride, blocks, out);
+    case Float::f16: return widen_row<V, Float::f16>(x, stride, blocks, out);
+    default: return widen_row<V, Float::f32>(x, stride, blocks, out);
+  }
 }

@@ -32,6 +32,8 @@ namespace {
 
 #include "convert.inl.h"
 #include "product.inl.h"
+#include "product_a16.inl.h"
+#include "make_kernels.inl.h"
 
 // The layout of LDTILECFG's operand.
 struct TileConfig {

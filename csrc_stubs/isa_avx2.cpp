@@ -24,6 +24,7 @@ namespace {
 struct Avx2 {
   static constexpr int width = 8;
   static constexpr int tile_rows = 4;
+  static constexpr int float_rows = 3;
 
   using Int = __m256i;
   using Float = __m256;
@@ -135,10 +136,12 @@ struct Avx2 {
     int32_t four;
     std::memcpy(&four, codes, sizeof four);
     Int pairs = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(four));
-    pairs = _mm256_or_si256(pairs, _mm256_slli_epi64(pairs, 28));
+    return values(_mm256_or_si256(pairs, _mm256_slli_epi64(pairs, 28)));
+  }
+  static Float values(Int codes) {
     const Float magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const Float magnitude = _mm256_permutevar8x32_ps(magnitudes, pairs);  // looks at three bits
-    const Int sign = _mm256_slli_epi32(and_(pairs, set(8)), 28);
+    const Float magnitude = _mm256_permutevar8x32_ps(magnitudes, codes);  // looks at three bits
+    const Int sign = _mm256_slli_epi32(and_(codes, set(8)), 28);
     return as_float(or_(bits(magnitude), sign));
   }
   static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
@@ -183,6 +186,7 @@ struct Avx2 {
     return {{_mm256_unpacklo_epi64(low01, low23), _mm256_unpackhi_epi64(low01, low23),
              _mm256_unpacklo_epi64(high01, high23), _mm256_unpackhi_epi64(high01, high23)}};
   }
+  static Int word(const Codes& codes, int j) { return codes.v[j]; }
   static Weights expand(const Codes& codes) {
     const Int table = _mm256_broadcastsi128_si256(
         _mm_loadu_si128(reinterpret_cast<const __m128i*>(kDoubledOffset)));
@@ -215,6 +219,8 @@ struct Avx2 {
 
 #include "convert.inl.h"
 #include "product.inl.h"
+#include "product_a16.inl.h"
+#include "make_kernels.inl.h"
 
 }  // namespace
 

@@ -28,6 +28,8 @@ namespace {
 
 #include "convert.inl.h"
 #include "product.inl.h"
+#include "product_a16.inl.h"
+#include "make_kernels.inl.h"
 
 }  // namespace
 

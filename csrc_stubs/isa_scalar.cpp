@@ -1,6 +1,7 @@
 // Any processor: eight lanes written out as loops, which the compiler may turn into whatever vectors
 // its target always has (SSE2, NEON).
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -13,6 +14,7 @@ namespace {
 struct Scalar {
   static constexpr int width = 8;
   static constexpr int tile_rows = 4;
+  static constexpr int float_rows = 2;
 
   template <class T>
   struct Lanes {
@@ -88,12 +90,8 @@ struct Scalar {
   static Float add_float(Float a, Float b) {
     return each<Float>([&](int i) { return a.lane[i] + b.lane[i]; });
   }
-  // A product of float32 with 13 significant bits and a power of two is exact in double, and what the
-  // addition could lose there is below float32's rounding: the same bits as a fused multiply-add.
   static Float fma(Float a, Float b, Float c) {
-    return each<Float>([&](int i) {
-      return static_cast<float>(double{a.lane[i]} * double{b.lane[i]} + double{c.lane[i]});
-    });
+    return each<Float>([&](int i) { return std::fma(a.lane[i], b.lane[i], c.lane[i]); });
   }
 
   template <mxfp4::Float type>
@@ -117,12 +115,15 @@ struct Scalar {
       out[i / 2] = static_cast<uint8_t>(low | code[i / width].lane[i % width + 1] << 4);
     }
   }
-  static Float code_values(const uint8_t* codes) {
+  static Float values(Int codes) {
     return each<Float>([&](int i) {
-      const int code = codes[i / 2] >> (i % 2 * 4) & 15;
+      const int code = codes.lane[i] & 15;
       const float magnitude = 0.5f * static_cast<float>(kDoubled[code & 7]);
       return code & 8 ? -magnitude : magnitude;
     });
+  }
+  static Float code_values(const uint8_t* codes) {
+    return values(each<Int>([&](int i) { return codes[i / 2] >> (i % 2 * 4); }));
   }
   static bool expand_activation(const uint8_t* codes, int8_t* out, int32_t& correction) {
     uint8_t any = 0;
@@ -167,6 +168,7 @@ struct Scalar {
     for (int i = 0; i < width; ++i) std::memcpy(codes.row[i], data + i * row, kBlock / 2);
     return codes;
   }
+  static Int word(const Codes& codes, int j) { return gather_few(codes.row[0] + 4 * j, kBlock / 2, 4); }
   struct Weights {
     int8_t row[width][kBlock];
   };
@@ -191,6 +193,8 @@ struct Scalar {
 
 #include "convert.inl.h"
 #include "product.inl.h"
+#include "product_a16.inl.h"
+#include "make_kernels.inl.h"
 
 }  // namespace
 

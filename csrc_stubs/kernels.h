@@ -45,6 +45,23 @@ constexpr int kTinyExponent = -60;
 // although the product with the weight's scale does not.
 constexpr uint8_t kHugeScale = 236;
 
+// Activations [M, K] for `product_a16`: float32, which holds 16-bit ones exactly.
+struct FloatActivations {
+  int64_t m, blocks;
+  const float* values;  // row after row
+  // [M]: a sum of the row's products with E2M1 values, before the weight's scale is in, could overflow
+  // or lose bits below float32's least number. Such rows are multiplied in double.
+  const uint8_t* wide;
+};
+
+// Numbers from 2^120 on may overflow in a block's sum: 32 products, with 6 at most.
+constexpr float kLargestNarrow = 0x1p120f;
+// A smaller number's last bit times 0.5 may lie below 2^-149.
+constexpr float kLeastNarrow = 0x1p-125f;
+
+// The most rows of these that one call multiplies: with K = 4096, 1 MiB of them.
+constexpr int64_t kFloatRowsAtOnce = 60;
+
 // A weight in memory. Plain: row n's codes for block b are the 16 bytes at codes + n * code_row +
 // b * 16, its scale is scales[n * scale_row + b]. Shuffled: as csrc_stubs/product.inl.h reads it.
 struct Weight {
@@ -81,6 +98,12 @@ struct Kernels {
   void (*product)(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
                   int64_t panel_index, const Output& out);
   int64_t tiles_from;  // from how many rows on `product` may work in tiles of kTileRows; 0: never
+
+  // Copy `blocks` blocks of one row to float32. Returns whether it makes the row a wide one.
+  bool (*widen)(const void* x, Float type, int64_t stride, int64_t blocks, float* out);
+  // As `product`, with any m_begin and kFloatRowsAtOnce rows at most.
+  void (*product_a16)(const FloatActivations& x, int64_t m_begin, int64_t m_end,
+                      const Weight& weight, int64_t panel_index, const Output& out);
 };
 
 extern const Kernels kScalarKernels;

@@ -157,8 +157,9 @@ struct InVectors {
   }
 };
 
-template <class V, class AllRows>
-void product(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
+// X: what AllRows multiplies.
+template <class V, class AllRows, class X>
+void product(const X& x, int64_t m_begin, int64_t m_end, const Weight& weight,
              int64_t panel_index, const Output& out) {
   const int64_t blocks = weight.blocks, n0 = panel_index * V::width;
   if (weight.shuffled) {
@@ -183,15 +184,4 @@ void product(const Activations& x, int64_t m_begin, int64_t m_end, const Weight&
   }
   Panel panel{codes.data(), blocks * (kBlock / 2), kBlock / 2, scales.data(), blocks, 0};
   AllRows::template run<false>(x, m_begin, m_end, weight, panel, n0, out);
-}
-
-template <class V, class AllRows = InVectors<V>>
-constexpr Kernels make_kernels(const char* name) {
-  return {name,
-          V::width,
-          quantize<V>,
-          dequantize<V>,
-          prepare<V, (AllRows::tiles_from > 0)>,
-          product<V, AllRows>,
-          AllRows::tiles_from};
 }

@@ -10,6 +10,10 @@ constexpr const char* kSchemas[] = {
     "ScalarType? out_dtype=None, bool shuffled=False, str scale_mode=\"even\") -> Tensor",
     "mm(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor? bias=None, *, "
     "ScalarType out_dtype=bfloat16, bool shuffled=False) -> Tensor",
+    "mm_a16(Tensor x, Tensor weight, Tensor weight_scale, Tensor? bias=None, *, "
+    "ScalarType? out_dtype=None, bool shuffled=False) -> Tensor",
+    "grouped_quant_mm(Tensor x, Tensor weight, Tensor weight_scale, Tensor offsets, "
+    "Tensor? bias=None, *, ScalarType? out_dtype=None, str scale_mode=\"even\") -> Tensor",
     "quantize(Tensor x, *, str scale_mode=\"even\") -> (Tensor, Tensor)",
     "dequantize(Tensor q, Tensor scale, *, ScalarType dtype=bfloat16) -> Tensor",
     "shuffle(Tensor weight, Tensor weight_scale) -> (Tensor, Tensor)",

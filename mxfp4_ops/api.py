@@ -1,5 +1,5 @@
-"""The functions that users import. Each is `torch.ops.mxfp4.<name>` with a docstring; `quant_mm`
-also follows autocast, which the raw operator does not."""
+"""The functions that users import. Each is `torch.ops.mxfp4.<name>` with a docstring; products of
+float activations also follow autocast, which the raw operators do not."""
 
 from __future__ import annotations
 
@@ -97,6 +97,95 @@ def mm(
     """
     return torch.ops.mxfp4.mm.default(
         a, a_scale, b, b_scale, bias, out_dtype=out_dtype, shuffled=shuffled
+    )
+
+
+def mm_a16(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    shuffled: bool = False,
+) -> Tensor:
+    """Multiply `x`, kept in its own dtype, by an MXFP4 weight: `x @ W.T + bias`.
+
+    More accurate than `quant_mm`, which quantises `x` as well, and no more work for a GPU without
+    matrix units for FP4. CPUs multiply quantised activations faster.
+
+    Args:
+        x: activations `[..., K]` in bfloat16, float16 or float32, any strides; K a multiple of 32.
+            `[K]` gives `[N]`. Under autocast it is cast first.
+        weight: codes `[N, K/2]`, as in `quant_mm`.
+        weight_scale: scales `[N, K/32]`.
+        bias: `[N]` in bfloat16, float16 or float32; added in float32 before the result is rounded.
+        out_dtype: bfloat16, float16 or float32; `x.dtype` if None.
+        shuffled: the weight is in the device layout, as in `quant_mm`.
+
+    Returns:
+        A new tensor `[..., N]`, within 1e-6 * sum(|x| * |W|) of the exact one, plus 2**-126, before
+        it is rounded to `out_dtype`. Infinities and NaNs follow IEEE 754 as in a float product; a
+        weight's scale byte 255 makes its column of the result NaN.
+
+    Gradients: `x` gets `grad_y @ W`, `bias` the sum over the rows.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or layout.
+        RuntimeError: the backend that `use_backend` asked for cannot take this call.
+    """
+    return torch.ops.mxfp4.mm_a16.default(
+        autocast_input(x), weight, weight_scale, bias, out_dtype=out_dtype, shuffled=shuffled
+    )
+
+
+def grouped_quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    scale_mode: ScaleMode = "even",
+) -> Tensor:
+    """`quant_mm` with a weight for each group of rows, as a mixture of experts needs it.
+
+    Args:
+        x: activations `[T, K]`, sorted by expert, in bfloat16, float16 or float32, any strides; K a
+            multiple of 32. Under autocast it is cast first.
+        weight: codes `[E, N, K/2]`, contiguous in the last dimension, as in `quant_mm`.
+        weight_scale: scales `[E, N, K/32]`.
+        offsets: `[E + 1]`, int32 or int64, on x's device: rows `offsets[e]` up to, not including,
+            `offsets[e + 1]` are those of expert e. They begin with 0, end with T and do not
+            decrease. An expert may have no rows.
+        bias: `[E, N]` in bfloat16, float16 or float32.
+        out_dtype: bfloat16, float16 or float32; `x.dtype` if None.
+        scale_mode: as in `quant_mm`.
+
+    Returns:
+        A new tensor `[T, N]` whose rows of expert e are those of
+        `quant_mm(x, weight[e], weight_scale[e], bias[e])`, with the same guarantees.
+
+    On a GPU nobody waits for the offsets in order to check them. There each is cut to 0..T, and one
+    that is smaller than another before it counts as that one; rows that belong to no expert then
+    are zero. Nothing out of bounds is read or written. So it works in CUDA graphs.
+
+    Gradients: as those of `quant_mm`. The backward pass of `x` reads the offsets on the host.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or layout; on the CPU, the
+            offsets are not in order.
+        RuntimeError: the backend that `use_backend` asked for cannot take this call.
+    """
+    return torch.ops.mxfp4.grouped_quant_mm.default(
+        autocast_input(x),
+        weight,
+        weight_scale,
+        offsets,
+        bias,
+        out_dtype=out_dtype,
+        scale_mode=scale_mode,
     )
 
 

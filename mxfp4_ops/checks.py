@@ -6,13 +6,22 @@ Each function returns the problem's sizes, so that nothing behind it has to work
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .formats import BLOCK, CODE_DTYPES, FLOAT_DTYPES, SCALE_DTYPES, SCALE_MODES
+from .formats import (
+    ACTIVATIONS,
+    BLOCK,
+    CODE_DTYPES,
+    FLOAT_DTYPES,
+    OFFSET_DTYPES,
+    SCALE_DTYPES,
+    SCALE_MODES,
+)
 from .layout import shuffled_shapes
 
 
@@ -48,11 +57,15 @@ def _device(name: str, t: Tensor, device: torch.device) -> None:
     _need(t.device == device, f"{name} is on {t.device}, but the first argument is on {device}")
 
 
-def _scale_mode(scale_mode: str) -> None:
+def mode(scale_mode: str) -> None:
     _need(
         scale_mode in SCALE_MODES,
         f"scale_mode must be 'even', 'floor' or 'ceil', got '{scale_mode}'",
     )
+
+
+def activation(activation: str) -> None:
+    _need(activation in ACTIVATIONS, f"activation must be 'mxfp4' or 'bf16', got '{activation}'")
 
 
 def _rows_contiguous(name: str, t: Tensor) -> None:
@@ -147,14 +160,15 @@ def shuffled_weight(
         )
 
 
-def _bias(bias: Tensor | None, n: int, device: torch.device) -> None:
+def _bias(bias: Tensor | None, shape: list[int], device: torch.device) -> None:
     if bias is None:
         return
     _strided("bias", bias)
     _dtype("bias", bias.dtype, FLOAT_DTYPES)
     _need(
-        tuple(bias.shape) == (n,),
-        f"bias must have shape [{n}], one value for each row of the weight, got {list(bias.shape)}",
+        list(bias.shape) == shape,
+        f"bias must have shape {shape}, one value for each row of the weight, "
+        f"got {list(bias.shape)}",
     )
     _device("bias", bias, device)
 
@@ -168,13 +182,24 @@ def quant_mm(
     shuffled: bool,
     scale_mode: str,
 ) -> Sizes:
-    _scale_mode(scale_mode)
+    mode(scale_mode)
+    return mm_a16(x, weight, weight_scale, bias, out_dtype, shuffled)
+
+
+def mm_a16(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    shuffled: bool,
+) -> Sizes:
     k = _activation(x)
     if out_dtype is not None:
         _dtype("out_dtype", out_dtype, FLOAT_DTYPES)
     names = ("x", "weight", "weight_scale")
     n = _weight(k, weight, weight_scale, shuffled, names, x.device)
-    _bias(bias, n, x.device)
+    _bias(bias, [n], x.device)
     return Sizes(prod(x.shape[:-1]), n, k)
 
 
@@ -190,12 +215,55 @@ def mm(
     k = _codes_and_scale(a, a_scale, "a", "a_scale", a.device)
     _dtype("out_dtype", out_dtype, FLOAT_DTYPES)
     n = _weight(k, b, b_scale, shuffled, ("a", "b", "b_scale"), a.device)
-    _bias(bias, n, a.device)
+    _bias(bias, [n], a.device)
     return Sizes(prod(a.shape[:-1]), n, k)
 
 
+def grouped_quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    scale_mode: str,
+) -> Sizes:
+    """Everything but what the offsets hold."""
+    mode(scale_mode)
+    k = _activation(x)
+    _need(x.dim() == 2, f"x must be 2-d, got shape {list(x.shape)}")
+    if out_dtype is not None:
+        _dtype("out_dtype", out_dtype, FLOAT_DTYPES)
+    _need(weight.dim() == 3, f"weight must be 3-d, got shape {list(weight.shape)}")
+    weight_k = _codes_and_scale(weight, weight_scale, "weight", "weight_scale", x.device)
+    _need(weight_k == k, f"x has K = {k}, but weight has K = {weight_k}")
+    experts, n, _ = weight.shape
+    _strided("offsets", offsets)
+    _dtype("offsets", offsets.dtype, OFFSET_DTYPES)
+    _need(
+        list(offsets.shape) == [experts + 1],
+        f"offsets must have shape [{experts + 1}], one more than there are experts, "
+        f"got {list(offsets.shape)}",
+    )
+    _device("offsets", offsets, x.device)
+    _bias(bias, [experts, n], x.device)
+    return Sizes(x.shape[0], n, k)
+
+
+def offsets_in_order(offsets: Tensor, rows: int) -> None:
+    """What offsets hold, where it can be looked at without waiting for a GPU."""
+    values = offsets.tolist()
+    _need(values[0] == 0, f"offsets must begin with 0, got {values[0]}")
+    for i, (a, b) in enumerate(pairwise(values)):
+        _need(a <= b, f"offsets must not decrease, but number {i} is {a} and the next is {b}")
+    _need(
+        values[-1] == rows,
+        f"offsets must end with {rows}, the number of rows of x, got {values[-1]}",
+    )
+
+
 def quantize(x: Tensor, scale_mode: str) -> Sizes:
-    _scale_mode(scale_mode)
+    mode(scale_mode)
     k = _activation(x)
     return Sizes(prod(x.shape[:-1]), 0, k)
 

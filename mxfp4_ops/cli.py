@@ -16,6 +16,7 @@ from rich.table import Table
 from . import __version__, explain
 from .backends import ENVIRONMENT_VARIABLE, BackendStatus, backends, cpu, forced_backend
 from .backends.devices import Target
+from .checkpoint.command import convert, inspect
 from .formats import BLOCK, SCALE_MODES
 from .tuning.command import tune
 
@@ -23,6 +24,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 
 app.command()(tune)
+app.command()(convert)
+app.command()(inspect)
 
 
 @app.callback()

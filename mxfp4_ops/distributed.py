@@ -132,6 +132,26 @@ def _mm(
     return _product([a, a_scale], b, b_scale, bias, shuffled)
 
 
+def _grouped(
+    x: Any, weight: Any, weight_scale: Any, offsets: Any, bias: Any = None, **_: Any
+) -> list[Sharding]:
+    """Each rank has part of every expert: rows of its weight, or columns."""
+    replicate, right = Replicate(), (weight, weight_scale)
+
+    def sharding(out: Placement, left: Placement, w: Placement, b: Placement) -> Sharding:
+        return [out], [left, w, w, replicate] + ([] if bias is None else [b])
+
+    shardings = [sharding(replicate, replicate, replicate, replicate)]
+    k = weight.shape[2] * 2
+    _check_k(k, prod(_cuts(*((t, 2) for t in right))))
+    if _cuts(*((t, 1) for t in right)):
+        shardings.append(sharding(Shard(1), replicate, Shard(1), Shard(1)))
+    ways = prod(_cuts(*((t, -1) for t in (x, *right))))
+    if _cuts(*((t, 2) for t in right)) and k % (BLOCK * ways) == 0:
+        shardings.append(sharding(Partial(), Shard(1), Shard(2), Partial()))
+    return shardings
+
+
 def _conversion(given: Sequence[Any], results: int, k: int) -> list[Sharding]:
     """Shardings of what treats every block by itself."""
     columns = given[0].ndim - 1
@@ -165,6 +185,8 @@ def _unshuffle(weight: Any, weight_scale: Any, n: int, k: int) -> list[Sharding]
 
 _register(torch.ops.mxfp4.quant_mm.default, _quant_mm)
 _register(torch.ops.mxfp4.mm.default, _mm)
+_register(torch.ops.mxfp4.mm_a16.default, _quant_mm)
+_register(torch.ops.mxfp4.grouped_quant_mm.default, _grouped)
 _register(torch.ops.mxfp4.quantize.default, _quantize)
 _register(torch.ops.mxfp4.dequantize.default, _dequantize)
 _register(torch.ops.mxfp4.shuffle.default, _shuffle)
@@ -203,11 +225,11 @@ def follow(layer: Mxfp4Linear) -> None:
 
 def linear(layer: Mxfp4Linear, x: Tensor) -> Tensor:
     """`Mxfp4Linear.forward` for parameters that are DTensors."""
-    weight, scale, bias, mode = layer.weight, layer.weight_scale, layer.bias, layer.scale_mode
-    if not _is_cut_along_k(weight):
-        return api.quant_mm(x, weight, scale, bias, scale_mode=mode)
+    if not _is_cut_along_k(layer.weight):
+        return layer.multiply(x, layer.bias)
+    bias = layer.bias
     x, reduction = api.autocast_input(x), layer.reduction or Reduction()
-    y: Any = api.quant_mm(x, weight, scale, out_dtype=reduction.dtype, scale_mode=mode)
+    y: Any = layer.multiply(x, None, reduction.dtype)
     whole = [Replicate() if p.is_partial() else p for p in y.placements]
     y = y.redistribute(placements=reduction.placements or whole)
     return (y if bias is None else y + bias).to(x.dtype)

@@ -34,8 +34,15 @@ E2M1_EMAX = 2
 ScaleMode = Literal["even", "floor", "ceil"]
 SCALE_MODES: tuple[str, ...] = get_args(ScaleMode)
 
+Activation = Literal["mxfp4", "bf16"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+"""What a layer's activations are multiplied as: quantised, or in their own 16- or 32-bit dtype."""
+
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """What activations, biases and results may be."""
+
+OFFSET_DTYPES = (torch.int32, torch.int64)
+"""Row numbers at which experts begin."""
 
 CODE_DTYPES = (torch.uint8, torch.float4_e2m1fn_x2)
 SCALE_DTYPES = (torch.uint8, torch.float8_e8m0fnu)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import api
+from . import api, checks
 from .checks import dtype_names
-from .formats import BLOCK, CODE_DTYPES, FLOAT_DTYPES, SCALE_DTYPES, SCALE_MODES, ScaleMode
+from .formats import BLOCK, FLOAT_DTYPES, Activation, ScaleMode
+from .packed import PackedModule, frozen
 
 if TYPE_CHECKING:
     from .distributed import Reduction
@@ -37,17 +37,13 @@ def obstacle(linear: nn.Module) -> str | None:
     return None
 
 
-def _frozen(data: Tensor) -> nn.Parameter:
-    return nn.Parameter(data, requires_grad=False)
-
-
 def _is_dtensor(t: Tensor | None) -> bool:
     # By what it has: the class itself would take `import mxfp4_ops` a second to import.
     return hasattr(t, "placements")
 
 
-class Mxfp4Linear(nn.Linear):
-    """`quant_mm` as a module: `Q(x) @ W.T + bias` with W in MXFP4.
+class Mxfp4Linear(PackedModule, nn.Linear):
+    """`quant_mm` or `mm_a16` as a module: `Q(x) @ W.T + bias` or `x @ W.T + bias`, W in MXFP4.
 
     Use `from_linear` to convert a layer and `swap_linear` to convert a model. A layer made by this
     constructor has a zero weight and bias, for a state dict to be loaded into.
@@ -57,6 +53,8 @@ class Mxfp4Linear(nn.Linear):
         out_features: N.
         bias: whether there is one.
         scale_mode: how activations get their scales; see `quant_mm`.
+        activation: `mxfp4` quantises activations (`quant_mm`); `bf16` keeps them in their own
+            dtype, which may also be float16 or float32 (`mm_a16`).
         device: of all parameters.
         dtype: of the bias; bfloat16, float16 or float32.
 
@@ -74,9 +72,12 @@ class Mxfp4Linear(nn.Linear):
         ValueError: an argument is not one of the above.
     """
 
+    packed = ("weight",)
+
     weight_scale: Tensor
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch does not declare the None
     scale_mode: ScaleMode
+    activation: Activation = "mxfp4"  # of layers that were pickled before there was another
     reduction: Reduction | None = None  # how ranks that share K add up; see distributed.py
 
     def __init__(
@@ -86,58 +87,74 @@ class Mxfp4Linear(nn.Linear):
         bias: bool = True,
         *,
         scale_mode: ScaleMode = "even",
+        activation: Activation = "mxfp4",
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         dtype = dtype or torch.get_default_dtype()
         if in_features % BLOCK:
             raise ValueError(f"in_features must be a multiple of {BLOCK}, but is {in_features}")
-        if scale_mode not in SCALE_MODES:
-            raise ValueError(f"scale_mode must be 'even', 'floor' or 'ceil', got '{scale_mode}'")
+        checks.mode(scale_mode)
+        checks.activation(activation)
         if bias and dtype not in FLOAT_DTYPES:
             raise ValueError(
                 f"dtype must be {dtype_names(*FLOAT_DTYPES)}, got {dtype_names(dtype)}"
             )
         nn.Module.__init__(self)  # nn.Linear's would allocate a float weight
         self.in_features, self.out_features = in_features, out_features
-        self.scale_mode = scale_mode
+        self.scale_mode, self.activation = scale_mode, activation
         codes = torch.empty(out_features, in_features // 2, dtype=torch.uint8, device=device)
         scales = torch.empty(out_features, in_features // BLOCK, dtype=torch.uint8, device=device)
-        self.weight, self.weight_scale = _frozen(codes), _frozen(scales)
+        self.weight, self.weight_scale = frozen(codes), frozen(scales)
         float_bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self.register_parameter("bias", None if float_bias is None else nn.Parameter(float_bias))
         self.reset_parameters()
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, *, scale_mode: ScaleMode = "even") -> Self:
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        scale_mode: ScaleMode = "even",
+        activation: Activation = "mxfp4",
+    ) -> Self:
         """Quantise a layer.
 
         Args:
             linear: with a weight in bfloat16, float16 or float32, on any device (meta included).
                 It is left as it is.
             scale_mode: how weight and activations get their scales; see `quantize`.
+            activation: whether activations are quantised (`mxfp4`) or kept in their own dtype
+                (`bf16`).
 
         Returns:
             A layer on the same device with the very same bias parameter.
 
         Raises:
-            ValueError: `linear` cannot be converted; the message says why.
+            ValueError: `linear` cannot be converted; the message says why. Or an argument is not
+                one of the above.
         """
+        checks.activation(activation)
         reason = obstacle(linear)
         if reason is not None:
             raise ValueError(f"cannot convert {linear}: {reason}")
         # Out of inference mode: inference tensors could not take part in a backward pass later.
         with torch.inference_mode(False), torch.no_grad():
             codes, scales = api.quantize(linear.weight, scale_mode=scale_mode)
-            return cls._like(linear, _frozen(codes), _frozen(scales), scale_mode)
+            return cls._like(linear, frozen(codes), frozen(scales), scale_mode, activation)
 
     @classmethod
     def _like(
-        cls, linear: nn.Linear, weight: Tensor, weight_scale: Tensor, scale_mode: ScaleMode
+        cls,
+        linear: nn.Linear,
+        weight: Tensor,
+        weight_scale: Tensor,
+        scale_mode: ScaleMode,
+        activation: Activation,
     ) -> Self:
         """A layer in the place of `linear` that holds these two parameters themselves."""
         n, k = linear.weight.shape
-        new = cls(k, n, bias=False, scale_mode=scale_mode, device="meta")
+        new = cls(k, n, bias=False, scale_mode=scale_mode, activation=activation, device="meta")
         new.weight, new.weight_scale, new.bias = weight, weight_scale, linear.bias
         return new.train(linear.training)
 
@@ -152,8 +169,21 @@ class Mxfp4Linear(nn.Linear):
             from . import distributed
 
             return distributed.linear(self, input)
+        return self.multiply(input, self.bias)
+
+    def multiply(
+        self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """`x` times the weight plus a bias, `x` quantised or not as `activation` says."""
+        if self.activation == "bf16":
+            return api.mm_a16(x, self.weight, self.weight_scale, bias, out_dtype=out_dtype)
         return api.quant_mm(
-            input, self.weight, self.weight_scale, self.bias, scale_mode=self.scale_mode
+            x,
+            self.weight,
+            self.weight_scale,
+            bias,
+            out_dtype=out_dtype,
+            scale_mode=self.scale_mode,
         )
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -188,41 +218,5 @@ class Mxfp4Linear(nn.Linear):
         return linear.train(self.training)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scale_mode='{self.scale_mode}'"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # `Module.type` casts every parameter, unlike `.to` and `.half`. Codes have no other dtype.
-        def keep_bytes(t: Tensor) -> Tensor:
-            new = fn(t)
-            return new if t.is_floating_point() or new.dtype == t.dtype else t.to(new.device)
-
-        super()._apply(keep_bytes, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        errors = []
-        for name, dtypes in (("weight", CODE_DTYPES), ("weight_scale", SCALE_DTYPES)):
-            value = state_dict.get(prefix + name)
-            if not isinstance(value, Tensor) or value.dtype == torch.uint8:
-                continue
-            if value.dtype in dtypes:
-                state_dict[prefix + name] = value.view(torch.uint8)
-            else:  # torch would cast it to bytes without a word
-                errors.append(
-                    f"{prefix}{name} must be {dtype_names(*dtypes)}, got "
-                    f"{dtype_names(value.dtype)}; "
-                    "load a float checkpoint into the float model and convert that"
-                )
-        error_msgs += errors
-        if not errors:
-            rest = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
-            super()._load_from_state_dict(state_dict, prefix, *rest)
+        kept = ", activation='bf16'" if self.activation == "bf16" else ""
+        return f"{super().extra_repr()}, scale_mode='{self.scale_mode}'{kept}"

@@ -1,4 +1,4 @@
-"""The operators `torch.ops.mxfp4.*`: registration, shape functions, gradients, FLOP counts.
+"""The operators `torch.ops.mxfp4.*`: registration, shape functions, vmap, FLOP counts.
 
 They are opaque to the compiler. A function that branches on M would be specialised to each branch
 if Dynamo saw inside of it; this way a model compiles once and each call picks its kernel.
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import register_flop_formula
 
-from . import checks, layout
+from . import checks, gradients, layout
 from .backends import Call, cpu, repeat, run
 from .formats import BLOCK
 from .schema import NAMESPACE, SCHEMAS
@@ -96,6 +96,70 @@ def _mm_shape(
     return a.new_empty(*a.shape[:-1], n, dtype=out_dtype)
 
 
+def mm_a16(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    shuffled: bool = False,
+) -> Any:
+    args = (x, weight, weight_scale, bias, out_dtype, shuffled)
+    if x.is_cuda and (result := repeat("mm_a16", args)) is not None:
+        return result
+    m, n, k = checks.mm_a16(*args)
+    return run(Call("mm_a16", x.device, x.dtype, m, n, k, shuffled), *args)
+
+
+def _mm_a16_shape(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    shuffled: bool = False,
+) -> Tensor:
+    n = checks.mm_a16(x, weight, weight_scale, bias, out_dtype, shuffled).n
+    return x.new_empty(*x.shape[:-1], n, dtype=out_dtype or x.dtype)
+
+
+def grouped_quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    scale_mode: str = "even",
+) -> Any:
+    args = (x, weight, weight_scale, offsets, bias, out_dtype, scale_mode)
+    if x.is_cuda and (result := repeat("grouped_quant_mm", args)) is not None:
+        return result
+    m, n, k = checks.grouped_quant_mm(*args)
+    if offsets.device.type == "cpu":
+        checks.offsets_in_order(offsets, m)
+    call = Call("grouped_quant_mm", x.device, x.dtype, m, n, k, experts=len(weight))
+    return run(call, *args)
+
+
+def _grouped_quant_mm_shape(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    scale_mode: str = "even",
+) -> Tensor:
+    args = (x, weight, weight_scale, offsets, bias, out_dtype, scale_mode)
+    m, n, _ = checks.grouped_quant_mm(*args)
+    return x.new_empty(m, n, dtype=out_dtype or x.dtype)
+
+
 def quantize(x: Tensor, *, scale_mode: str = "even") -> Any:
     args = (x, scale_mode)
     if x.is_cuda and (result := repeat("quantize", args)) is not None:
@@ -149,65 +213,15 @@ def _unshuffle_shape(weight: Tensor, weight_scale: Tensor, n: int, k: int) -> tu
 
 _register(quant_mm, _quant_mm_shape)
 _register(mm, _mm_shape)
+_register(mm_a16, _mm_a16_shape)
+_register(grouped_quant_mm, _grouped_quant_mm_shape)
 _register(quantize, _quantize_shape)
 _register(dequantize, _dequantize_shape)
 _register(shuffle, _shuffle_shape)
 _register(unshuffle, _unshuffle_shape)
 
 
-# Gradients. Quantisation is a staircase, so its true derivative is useless: x gets the
-# straight-through gradient, as if it had not been quantised. Codes and scales get none.
-
-
-def _save_for_quant_mm(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    x, weight, weight_scale, bias = inputs
-    ctx.save_for_backward(weight, weight_scale)
-    ctx.shuffled = keyword_only_inputs["shuffled"]
-    ctx.x_dtype, ctx.k = x.dtype, x.shape[-1]
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _quant_mm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad_x = None
-    if ctx.needs_input_grad[0]:
-        weight, weight_scale = ctx.saved_tensors
-        n = weight.shape[0]
-        if ctx.shuffled:
-            weight, weight_scale = torch.ops.mxfp4.unshuffle(weight, weight_scale, n, ctx.k)
-        # bfloat16 holds every weight exactly; float16 would overflow.
-        dtype = torch.bfloat16 if grad.dtype == torch.bfloat16 else torch.float32
-        w = torch.ops.mxfp4.dequantize(weight, weight_scale, dtype=dtype)
-        grad_x = (grad.to(dtype) @ w).to(ctx.x_dtype)
-    return grad_x, None, None, _bias_gradient(ctx, grad, 3)
-
-
-def _save_for_mm(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
-) -> None:
-    bias = inputs[4]
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _mm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return None, None, None, None, _bias_gradient(ctx, grad, 4)
-
-
-def _bias_gradient(ctx: Any, grad: Tensor, position: int) -> Tensor | None:
-    # The dispatcher drops arguments that equal their default, so without a bias there is no entry.
-    if ctx.bias_dtype is None or not ctx.needs_input_grad[position]:
-        return None
-    leading = list(range(grad.dim() - 1))
-    return (grad.sum(leading, dtype=torch.float32) if leading else grad).to(ctx.bias_dtype)
-
-
-torch.library.register_autograd(
-    f"{NAMESPACE}::quant_mm", _quant_mm_gradients, setup_context=_save_for_quant_mm, lib=_library
-)
-torch.library.register_autograd(
-    f"{NAMESPACE}::mm", _mm_gradients, setup_context=_save_for_mm, lib=_library
-)
+gradients.register(_library, _python_library)
 
 
 # vmap. A batch of rows is more rows. Weights, biases and layouts cannot be folded like that: a
@@ -241,6 +255,8 @@ def _register_vmap(name: str, row_arguments: int) -> None:
 for _name, _row_arguments in {
     "quant_mm": 1,
     "mm": 2,
+    "mm_a16": 1,
+    "grouped_quant_mm": 0,
     "quantize": 1,
     "dequantize": 2,
     "shuffle": 0,
@@ -252,7 +268,10 @@ for _name, _row_arguments in {
 # FLOPs are those of the product, 2 M N K; the work of quantising is not counted.
 
 
-@register_flop_formula(torch.ops.mxfp4.quant_mm)
+_OF_FLOATS = [getattr(torch.ops.mxfp4, n) for n in ("quant_mm", "mm_a16", "grouped_quant_mm")]
+
+
+@register_flop_formula(_OF_FLOATS)
 def _quant_mm_flops(x_shape: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
     return 2 * out_shape.numel() * x_shape[-1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from common import (
@@ -49,8 +51,10 @@ def given(t: Tensor) -> Tensor:
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=str)
 @plain_and_shuffled
 @pytest.mark.parametrize("lead", [(), (6,), (2, 3), (0,)], ids=str)
-def test_quant_mm(
+@pytest.mark.parametrize("op", [ops.quant_mm, ops.mm_a16], ids=str)
+def test_products_of_floats(
     path: Path,
+    op: Callable[..., Tensor],
     dtype: torch.dtype,
     out_dtype: torch.dtype,
     shuffled: bool,
@@ -62,7 +66,7 @@ def test_quant_mm(
     bias = torch.randn(len(values), dtype=dtype, device=path.device, requires_grad=True)
     with path.active():
         operands = weight.on(path.device, shuffled)
-        y = ops.quant_mm(x, *operands, bias, out_dtype=out_dtype, shuffled=shuffled)
+        y = op(x, *operands, bias, out_dtype=out_dtype, shuffled=shuffled)
         grad = torch.randn(y.shape).to(y)
         y.backward(grad)
     gradient_of_x(grad, values).check(given(x))
@@ -188,7 +192,7 @@ def test_flop_counts(path: Path, lead: tuple[int, ...]) -> None:
     operands = random_weight(40, 96).on(path.device)
     left = tuple(t.to(path.device) for t in random_codes(*lead, 96))
     x = torch.randn(*lead, 96, device=path.device)
-    for op, arguments in ((ops.quant_mm, (x,)), (ops.mm, left)):
+    for op, arguments in ((ops.quant_mm, (x,)), (ops.mm, left), (ops.mm_a16, (x,))):
         with path.active(), FlopCounterMode(display=False) as counter:
             op(*arguments, *operands)
         assert counter.get_total_flops() == 2 * m * 40 * 96

@@ -31,6 +31,14 @@ X, BIAS = torch.zeros(3, K), torch.zeros(N)
 VALID: dict[str, dict[str, Any]] = {
     "quant_mm": {"x": X, "weight": CODES, "weight_scale": SCALES, "bias": BIAS},
     "mm": {"a": CODES[:3], "a_scale": SCALES[:3], "b": CODES, "b_scale": SCALES, "bias": BIAS},
+    "mm_a16": {"x": X, "weight": CODES, "weight_scale": SCALES, "bias": BIAS},
+    "grouped_quant_mm": {
+        "x": X,
+        "weight": CODES.view(3, 8, -1),
+        "weight_scale": SCALES.view(3, 8, -1),
+        "offsets": torch.tensor([0, 1, 1, 3]),
+        "bias": BIAS.view(3, 8),
+    },
     "quantize": {"x": X},
     "dequantize": {"q": CODES, "scale": SCALES},
     "shuffle": {"weight": CODES, "weight_scale": SCALES},
@@ -107,14 +115,22 @@ def _cases() -> Iterator[Case]:
         yield from (Case(op, "x", {"x": x}) for x in _bad_activations("x"))
         for mode in ("", "EVEN", "nearest", "even ", "eve", "é'\n"):
             yield Case(op, "scale_mode", {"scale_mode": mode})
-    for op in ("quant_mm", "mm"):
+    yield from (Case("mm_a16", "x", {"x": x}) for x in _bad_activations("x"))
+    yield from _bad_groups()
+    for op in ("quant_mm", "mm", "mm_a16"):
         yield from (Case(op, "bias", {"bias": bias}) for bias in _bad_biases())
-    for op, name in (("quant_mm", "out_dtype"), ("mm", "out_dtype"), ("dequantize", "dtype")):
+    for op, name in (
+        ("quant_mm", "out_dtype"),
+        ("mm", "out_dtype"),
+        ("mm_a16", "out_dtype"),
+        ("dequantize", "dtype"),
+    ):
         for dtype in (torch.float64, torch.int8, torch.float8_e4m3fn, torch.complex64):
             yield Case(op, name, {name: dtype})
     for op, codes, scales in (
         ("quant_mm", "weight", "weight_scale"),
         ("mm", "b", "b_scale"),
+        ("mm_a16", "weight", "weight_scale"),
         ("dequantize", "q", "scale"),
         ("shuffle", "weight", "weight_scale"),
     ):
@@ -130,19 +146,46 @@ def _cases() -> Iterator[Case]:
     # Both sides are right by themselves, and their K differs.
     yield Case("quant_mm", "x has K = 64, but weight has K = 96", {"x": torch.zeros(3, 64)})
     yield Case("quant_mm", "x has K = 0, but weight has K = 96", {"x": torch.zeros(3, 0)})
+    yield Case("mm_a16", "x has K = 64, but weight has K = 96", {"x": torch.zeros(3, 64)})
     a, a_scale = random_codes(3, 64)
     yield Case("mm", "a has K = 64, but b has K = 96", {"a": a, "a_scale": a_scale})
 
     for op, name in (("quant_mm", "weight"), ("mm", "b"), ("shuffle", "weight")):
         for shape in ((K // 2,), (1, N, K // 2), ()):
             yield Case(op, name, {name: torch.zeros(shape, dtype=torch.uint8)})
-    for op, codes, scales in (("quant_mm", "weight", "weight_scale"), ("mm", "b", "b_scale")):
+    for op, codes, scales in (
+        ("quant_mm", "weight", "weight_scale"),
+        ("mm", "b", "b_scale"),
+        ("mm_a16", "weight", "weight_scale"),
+    ):
         yield from _bad_shuffled(op, codes, scales, {"shuffled": True, "bias": None})
     yield from _bad_shuffled("unshuffle", "weight", "weight_scale", {})
     for name, value in (("n", -1), ("k", -32), ("k", 80), ("k", 1)):
         yield Case("unshuffle", name, {name: value})
     for changes in ({"n": N + 16}, {"n": 0}, {"k": 160}, {"k": 0}, {"n": 1 << 62}):
         yield Case("unshuffle", "weight", changes)
+
+
+def _bad_groups() -> Iterator[Case]:
+    op = "grouped_quant_mm"
+    yield from (Case(op, "x", {"x": x}) for x in _bad_activations("x"))
+    yield Case(op, "x", {"x": X[0]})
+    yield Case(op, "x", {"x": X[None]})
+    yield Case(op, "x has K = 64, but weight has K = 96", {"x": torch.zeros(3, 64)})
+    yield Case(op, "scale_mode", {"scale_mode": "nearest"})
+    yield Case(op, "out_dtype", {"out_dtype": torch.float64})
+    for codes in (CODES, CODES.view(3, 8, -1).float(), CODES.view(3, 8, -1).mT, CODES[None, None]):
+        yield Case(op, "weight", {"weight": codes})
+    yield Case(op, "weight_scale", {"weight": CODES.view(2, 12, -1)})
+    for scales in (SCALES, SCALES.view(3, 8, -1).float(), SCALES.view(3, 8, -1)[:2]):
+        yield Case(op, "weight_scale", {"weight_scale": scales})
+    for shape in ((3, 7), (2, 8), (8, 3), (24,), (3, 8, 1)):
+        yield Case(op, "bias", {"bias": torch.zeros(shape)})
+    yield Case(op, "bias", {"bias": torch.zeros(3, 8, dtype=torch.float64)})
+    for offsets in (torch.tensor([0, 1, 3]), torch.tensor([[0, 1, 1, 3]]), torch.tensor(0)):
+        yield Case(op, "offsets", {"offsets": offsets})
+    for dtype in (torch.int16, torch.uint8, torch.float32, torch.bool):
+        yield Case(op, "offsets", {"offsets": torch.tensor([0, 1, 1, 1]).to(dtype)})
 
 
 def _bad_shuffled(op: str, codes: str, scales: str, base: dict[str, Any]) -> Iterator[Case]:

@@ -46,15 +46,16 @@ def whole(t: Tensor) -> Tensor:
 
 
 class Case:
-    """One product, whole: quant_mm, or mm of the same operands."""
+    """One product, whole: quant_mm or mm_a16, or mm of the same operands."""
 
     def __init__(self, op: str, *lead: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16):
         self.op = getattr(torch.ops.mxfp4, op)
         self.weight = random_weight(n, k)
         self.bias = torch.randn(n, generator=torch.Generator().manual_seed(n))
         x = activation(*lead, k, dtype=dtype)
-        self.values = quantized_values(x).flatten(0, -2) if lead else quantized_values(x)[None]
-        self.left = [x] if op == "quant_mm" else list(mxfp4_ops.quantize(x))
+        values = x.double() if op == "mm_a16" else quantized_values(x)
+        self.values = values.flatten(0, -2) if lead else values[None]
+        self.left = list(mxfp4_ops.quantize(x)) if op == "mm" else [x]
 
     def arguments(
         self, mesh: DeviceMesh, x: Placement, w: Placement, bias: Placement
@@ -84,7 +85,7 @@ def check(case: Case, mesh: DeviceMesh, out: DTensor, **options: Any) -> None:
         assert_same_bits(y, case.expected(**options))
 
 
-every_op = pytest.mark.parametrize("op", ["quant_mm", "mm"])
+every_op = pytest.mark.parametrize("op", ["quant_mm", "mm", "mm_a16"])
 
 
 @every_op

@@ -19,8 +19,11 @@ from common import (
     random_codes,
     random_weight,
 )
+from experts import Experts
 from torch import Tensor
 from torch.library import opcheck
+
+from mxfp4_ops.schema import SCHEMAS
 
 UTILS = (
     "test_schema",
@@ -137,6 +140,31 @@ def test_mm_of_torch_dtypes(path: Path, shuffled: bool) -> None:
 
 @every_backend
 @every_dtype
+@plain_and_shuffled
+@pytest.mark.parametrize("grad", [False, True], ids=["bare", "gradients"])
+def test_mm_a16(path: Path, dtype: torch.dtype, shuffled: bool, grad: bool) -> None:
+    x = activation(2, 3, K, dtype=dtype).requires_grad_(grad)
+    bias = _bias(shuffled, torch.float32).requires_grad_() if grad else None
+    weight = random_weight(N, K).on("cpu", shuffled)
+    keywords = {"shuffled": shuffled, "out_dtype": torch.float16}
+    Case("mm_a16", (x, *weight, bias), keywords).check(path)
+    Case("mm_a16", (x.mT.contiguous().mT, *_typed(*weight)), {"shuffled": shuffled}).check(path)
+
+
+@every_backend
+@every_dtype
+@pytest.mark.parametrize("grad", [False, True], ids=["bare", "gradients"])
+def test_grouped_quant_mm(path: Path, dtype: torch.dtype, grad: bool) -> None:
+    case = Experts.of([3, 0, 2], N, K, dtype=dtype, bias=torch.float32)
+    x, codes, scales, offsets, bias = case.arguments()
+    x, bias = x.requires_grad_(grad), bias.requires_grad_(grad)
+    keywords = {"out_dtype": torch.bfloat16, "scale_mode": "floor"}
+    Case("grouped_quant_mm", (x, codes, scales, offsets, bias), keywords).check(path)
+    Case("grouped_quant_mm", (x, *_typed(codes, scales), offsets.long())).check(path)
+
+
+@every_backend
+@every_dtype
 @pytest.mark.parametrize("mode", MODES)
 def test_quantize(path: Path, dtype: torch.dtype, mode: str) -> None:
     Case("quantize", (activation(2, 3, K, dtype=dtype),), {"scale_mode": mode}).check(path)
@@ -160,7 +188,7 @@ def test_shuffle_and_unshuffle(cast: Cast, n: int, k: int) -> None:
 
 
 def test_schemas_are_tagged_and_functional() -> None:
-    for name in ("quant_mm", "mm", "quantize", "dequantize", "shuffle", "unshuffle"):
+    for name in SCHEMAS:
         op = getattr(torch.ops.mxfp4, name).default
         assert torch.Tag.pt2_compliant_tag in op.tags
         assert not op._schema.is_mutable

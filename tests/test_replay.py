@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from common import Product, activation, assert_same_bits, quantized_values, random_weight
+from experts import Experts
 from torch import Tensor
 
 import mxfp4_ops
@@ -126,6 +127,25 @@ def test_second_calls_compute_with_their_own_tensors(m: int, shuffled: bool) -> 
         kept.append((Product.of(quantized_values(x), weight.values, bias * seed), y))
     for expected, y in kept:
         expected.check(y)
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("m", [1, 17, 300])
+def test_second_calls_of_the_other_products(m: int) -> None:
+    """Those of float activations, and of experts whose groups change from call to call."""
+    weight, bias = random_weight(96, 4096), torch.randn(96)
+    for seed in range(4):
+        x = activation(m, 4096, dtype=torch.bfloat16, seed=seed)
+        begins = [0, m * seed // 4, m // 2 + m * seed // 8, m]
+        codes, scales = (t.view(3, 32, -1) for t in weight.on("cpu"))
+        experts = Experts(x, codes, scales, begins)
+        before = len(replay._recordings)
+        y = torch.ops.mxfp4.mm_a16(x.cuda(), *weight.on("cuda"), bias.cuda() * seed)
+        z = torch.ops.mxfp4.grouped_quant_mm(*experts.arguments("cuda"))
+        assert len(replay._recordings) == (before if seed else before + 2)
+        Product.of(x.double(), weight.values, bias * seed).check(y)
+        experts.check(z)
 
 
 @gpu

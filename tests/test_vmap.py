@@ -56,10 +56,11 @@ def test_rows_are_folded(path: Path, dtype: torch.dtype, shuffled: bool, dim: in
     codes, scales = random_weight(24, 96).on(path.device, shuffled)
     bias = torch.linspace(-1, 1, len(codes), device=path.device)
     x = activation(BATCH, 3, 96, dtype=dtype).to(path.device).movedim(0, dim)
-    with path.active():
-        function = partial(ops.quant_mm, shuffled=shuffled, scale_mode="ceil")
-        check(function, (dim, None, None, None), x, codes, scales, bias, calls=1)
-        check(lambda x: function(x, codes, scales), (dim,), x, calls=1)
+    quant_mm = partial(ops.quant_mm, shuffled=shuffled, scale_mode="ceil")
+    for function in (quant_mm, partial(ops.mm_a16, shuffled=shuffled)):
+        with path.active():
+            check(function, (dim, None, None, None), x, codes, scales, bias, calls=1)
+            check(lambda x, f=function: f(x, codes, scales), (dim,), x, calls=1)
 
 
 @every_backend

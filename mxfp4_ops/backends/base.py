@@ -20,8 +20,9 @@ class Call:
     """What there is to know of a call in order to decide how it runs.
 
     Sizes are those of y[m, n] = x[m, k] @ weight[n, k].T, leading dimensions folded into m; n is 0
-    for `quantize` and `dequantize`. Nothing is asked of the device where its target is given, so
-    that decisions can be made for one that is not there.
+    for `quantize` and `dequantize`. Experts have a weight each and m rows in all. Nothing is asked
+    of the device where its target is given, so that decisions can be made for one that is not
+    there.
     """
 
     op: str
@@ -32,6 +33,7 @@ class Call:
     k: int
     shuffled: bool = False
     target: Target = OF_THE_DEVICE
+    experts: int = 1
 
     def __post_init__(self) -> None:
         if self.target is OF_THE_DEVICE:
@@ -54,7 +56,7 @@ class Work:
 
 
 class Backend(ABC):
-    """One implementation of `quant_mm`, `mm`, `quantize` and `dequantize`."""
+    """One implementation of the products, of `quantize` and of `dequantize`."""
 
     name: str
     serves: str

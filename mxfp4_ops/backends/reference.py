@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -48,11 +49,63 @@ def mm(
     out_dtype: torch.dtype,
     shuffled: bool,
 ) -> Tensor:
-    lead, k, n = a.shape[:-1], a.shape[-1] * 2, b.shape[0]
+    left = formats.dequantize_reference(_rows(a), _rows(a_scale), torch.float64)
+    out = _product(left, b, b_scale, bias, out_dtype, shuffled)
+    return out.view(*a.shape[:-1], b.shape[0])
+
+
+def mm_a16(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    shuffled: bool,
+) -> Tensor:
+    left = _rows(x).to(torch.float64)
+    out = _product(left, weight, weight_scale, bias, out_dtype or x.dtype, shuffled)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def groups(offsets: Tensor, rows: int) -> list[tuple[int, int]]:
+    """First row and row behind the last one of each expert.
+
+    Offsets are cut to the rows that there are, and one that is smaller than another before it
+    counts as that one: groups never overlap.
+    """
+    ends = list(accumulate((min(max(o, 0), rows) for o in offsets.tolist()), max))
+    return list(pairwise(ends))
+
+
+def grouped_quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    scale_mode: str,
+) -> Tensor:
+    out = x.new_zeros(x.shape[0], weight.shape[1], dtype=out_dtype or x.dtype)
+    for expert, (first, end) in enumerate(groups(offsets, x.shape[0])):
+        right = weight[expert], weight_scale[expert], None if bias is None else bias[expert]
+        out[first:end] = quant_mm(x[first:end], *right, out.dtype, False, scale_mode)
+    return out
+
+
+def _product(
+    left: Tensor,
+    b: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    shuffled: bool,
+) -> Tensor:
+    """left[M, K], in float64, times a weight."""
+    (m, k), n = left.shape, b.shape[0]
     if shuffled:
         b, b_scale = layout.unshuffle(b, b_scale, n, k)
-    left = formats.dequantize_reference(_rows(a), _rows(a_scale), torch.float64)
-    out = torch.empty(left.shape[0], n, dtype=out_dtype, device=a.device)
+    out = torch.empty(m, n, dtype=out_dtype, device=left.device)
     step = _rows_at_a_time(k)
     for start in range(0, n, step):
         part = slice(start, start + step)
@@ -61,7 +114,7 @@ def mm(
         if bias is not None:
             y += bias[part]
         out[:, part] = y.to(torch.float32)
-    return out.view(*lead, n)
+    return out
 
 
 def quant_mm(
@@ -78,7 +131,7 @@ def quant_mm(
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (quant_mm, mm, quantize, dequantize)
+    f.__name__: f for f in (quant_mm, mm, mm_a16, grouped_quant_mm, quantize, dequantize)
 }
 
 

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Any
 
 from ..backends.devices import Target
+from ..backends.triton import form
 from ..backends.triton.plan import LARGEST_SPLIT, ProductPlan, found_plan, product_plan
 from ..formats import BLOCK
 
@@ -151,8 +152,58 @@ def _gfx950(shape: Shape, target: Target, shuffled: bool) -> Family:
     return Family(tuple(starts), neighbours)
 
 
+def _nvidia_changes(plan: Any) -> Iterator[dict[str, Any]]:
+    for split_k in sorted(_splits(plan.split_k)):
+        yield {"split_k": split_k}
+    for block_n in _steps(plan.block_n, 16, 128):
+        yield {"block_n": block_n}
+        yield {"block_n": block_n, "num_warps": plan.num_warps * block_n // plan.block_n}
+    for warps_k in _steps(plan.warps_k, 1, 16):
+        yield {"warps_k": warps_k, "num_warps": plan.num_warps * warps_k // plan.warps_k}
+        yield {"warps_k": warps_k}
+    for stages in (plan.stages - 1, plan.stages + 1):
+        if 1 <= stages <= 4:
+            yield {"stages": stages}
+    for block_m in _steps(plan.block_m, 8, 128):
+        yield {"block_m": block_m}
+
+
+def _nvidia_fits(plan: Any, shape: Shape) -> bool:
+    """Whether sums stay in registers, no tile is mostly empty, no split has nothing to do."""
+    m, n, k = shape
+    sums = plan.block_m * plan.block_n // max(1, plan.num_warps // plan.warps_k)
+    return (
+        sums <= (2048 if plan.wide else 1024)
+        and plan.num_warps <= 16
+        and plan.block_m < max(2 * m, 9)
+        and plan.block_n < max(2 * n, 65)
+        and plan.blocks_per_split(k) * (plan.split_k - 1) < max(k // BLOCK, 1)
+    )
+
+
+def _nvidia(shape: Shape, target: Target) -> Family:
+    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wide, narrow_plan, wide_plan
+    from ..backends.triton.nvidia.plan import product_plan as nvidia_plan
+
+    def neighbours(plan: Plan) -> Iterator[Plan]:
+        for change in _nvidia_changes(plan):
+            try:
+                near = replace(plan, **change)
+            except ValueError:  # the kernels have no such tile
+                continue
+            if _nvidia_fits(near, shape):
+                yield near
+
+    starts = [nvidia_plan(*shape, target), found_plan(*shape, target).plan]
+    starts.append(narrow_plan(*shape, target.compute_units))
+    if has_wide(target.arch):
+        starts.append(wide_plan(*shape, target.compute_units))
+    return Family(tuple(starts), neighbours)
+
+
 def family(shape: Shape, target: Target, shuffled: bool) -> Family:
     """The plans of the kernels that run on a GPU."""
-    if target.arch == "gfx950":
+    kernels = form(target)
+    if kernels == "gfx950":
         return _gfx950(shape, target, shuffled)
-    return _portable(shape, target)
+    return _nvidia(shape, target) if kernels == "nvidia" else _portable(shape, target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from contextlib import AbstractContextManager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ from . import replay
 OLDEST = "3.6"
 TOO_OLD = re.compile(r"sm_[1-7]\d|gfx[678]\d\d|gfx90[^8a]")
 """Architectures for which Triton does not compile, or does not promise to."""
+
+
+NVIDIA = re.compile(r"sm_(80|86|87|89|90|100|103|120|121)")
+"""Architectures that `nvidia` was compiled for; they have bfloat16 units."""
 
 
 @cache
@@ -41,15 +46,18 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def form(target: Target) -> str:
+    """The module that holds the kernels for a GPU."""
+    if interpreted():
+        return "portable"
+    if target.arch == "gfx950":
+        return "gfx950"
+    return "nvidia" if NVIDIA.fullmatch(target.arch) else "portable"
+
+
 @cache
 def _kernels(target: Target) -> Any:
-    if target.arch == "gfx950" and not interpreted():
-        from . import gfx950
-
-        return gfx950
-    from . import portable
-
-    return portable
+    return import_module(f".{form(target)}", __name__)
 
 
 def kernels_for(device: torch.device) -> Any:

@@ -78,6 +78,37 @@ def quant_mm(
     return out.view(*x.shape[:-1], n), launches
 
 
+def mm_a16(
+    kernels: Any,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    shuffled: bool,
+) -> tuple[Tensor, list[Launch]]:
+    rows, n = _rows(x), len(weight)
+    out = x.new_empty(len(rows), n, dtype=out_dtype or x.dtype)
+    right = weight.view(torch.uint8), weight_scale.view(torch.uint8)
+    launches = kernels.mm_a16(rows, *right, bias, out, shuffled)
+    return out.view(*x.shape[:-1], n), launches
+
+
+def grouped_quant_mm(
+    kernels: Any,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    scale_mode: str,
+) -> tuple[Tensor, list[Launch]]:
+    out = x.new_empty(len(x), weight.shape[1], dtype=out_dtype or x.dtype)
+    right = weight.view(torch.uint8), weight_scale.view(torch.uint8)
+    return out, kernels.grouped_quant_mm(x, *right, offsets, bias, out, scale_mode)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (quant_mm, mm, quantize, dequantize)
+    f.__name__: f for f in (quant_mm, mm, mm_a16, grouped_quant_mm, quantize, dequantize)
 }

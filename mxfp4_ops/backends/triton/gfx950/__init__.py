@@ -1,7 +1,8 @@
 """The kernels for AMD's MI355X (gfx950), which multiplies MXFP4 in hardware.
 
 They are written in Gluon, Triton's dialect in which layouts are explicit. Each function decides on
-launches and returns them in order; tensors are 2-d here, and `out` is new and contiguous.
+launches and returns them in order; tensors are 2-d here, and `out` is new and contiguous. `mm_a16`,
+whose activations no FP4 unit takes, is the portable one.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from ....formats import BLOCK
 from ....layout import shuffled_shapes
 from ...base import Call, Work
 from ...devices import Target, target
+from .. import portable
 from ..dequantize import dequantize
+from ..grouped import expert_bias_arguments, padded_groups, row_tiles
 from ..launch import Launch
+from ..plan import product_plan
 from ..reduce import bias_arguments, reduce
 from .fused import mxfp4_quant_mm
 from .gemm import mxfp4_gemm
-from .plan import WHOLE, Plan, can_run, found_plan, mm_plan, quant_mm_plan
+from .grouped import mxfp4_grouped_quant_mm
+from .plan import WHOLE, Plan, can_run, found_plan, grouped_plan, mm_plan, quant_mm_plan
 from .quantize import mxfp4_quantize
 
-__all__ = ["dequantize", "mm", "quant_mm", "quantize", "work"]
+__all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quantize", "work"]
 
 QUANTIZE_ROWS, QUANTIZE_CHUNK, QUANTIZE_WAVES = 16, 512, 4
 """A block for each lane: the activations of few rows must still reach many compute units."""
@@ -43,8 +48,13 @@ def _target(t: Tensor) -> Target:
 
 def work(call: Call) -> Work:
     """What the functions below launch for a call."""
-    if call.op not in ("quant_mm", "mm"):
-        return Work((f"{call.op}_kernel",))
+    if call.op in ("quantize", "dequantize"):
+        return Work((f"mxfp4_{call.op}",))
+    if call.op == "mm_a16":
+        return portable.work(call)
+    if call.op == "grouped_quant_mm":
+        plan = grouped_plan(call.m, call.n, call.k, call.experts, call.target.compute_units)
+        return Work(("mxfp4_grouped_quant_mm",), plan, "rule")
     found = found_plan(call.op, call.m, call.n, call.k, call.shuffled, call.target)
     plan = found.plan
     if call.op == "mm":
@@ -58,7 +68,7 @@ def work(call: Call) -> Work:
 
 def _reachable(t: Tensor, rows: int) -> Tensor:
     """`t`, or a contiguous copy if `rows` rows of it lie too far apart."""
-    reach = (rows - 1) * t.stride(0) + (t.shape[1] - 1) * t.stride(1) + 1
+    reach = (rows - 1) * t.stride(-2) + (t.shape[-1] - 1) * t.stride(-1) + 1
     return t if reach * t.element_size() <= OFFSET_LIMIT else t.contiguous()
 
 
@@ -113,9 +123,11 @@ def _product(
     return [product, *(reduce(target, bias, out) if split > 1 else [])]
 
 
-def _aligned(t: Tensor, stride: int = 0) -> Tensor:
-    """`t`, or a copy if it does not begin at a multiple of 16 bytes, or its rows do not."""
-    aligned = t.data_ptr() % ALIGNMENT == 0 and stride % ALIGNMENT == 0
+def _aligned(t: Tensor, rows: bool = False) -> Tensor:
+    """`t`, or a copy if it does not begin at a multiple of 16 bytes, or its `rows` do not."""
+    steps = [s for size, s in zip(t.shape[:-1], t.stride(), strict=False) if size > 1]
+    starts = [t.data_ptr(), *(steps if rows else [])]
+    aligned = all(start % ALIGNMENT == 0 for start in starts)
     return t if aligned else t.clone(memory_format=CONTIGUOUS)
 
 
@@ -123,14 +135,13 @@ def _operand(codes: Tensor, scales: Tensor, shuffled: bool, rows: int) -> tuple[
     """Codes and scales as the kernels can read them."""
     if shuffled:
         return _aligned(codes), _aligned(scales)
-    codes = _reachable(codes, rows)
-    return _aligned(codes, codes.stride(0) if len(codes) > 1 else 0), _reachable(scales, rows)
+    return _aligned(_reachable(codes, rows), rows=True), _reachable(scales, rows)
 
 
 def _row_strides(name: str, codes: Tensor, scales: Tensor) -> dict[str, int]:
     return {
-        f"{name}_stride": codes.stride(0) // ALIGNMENT,
-        f"{name}_scale_stride": scales.stride(0),
+        f"{name}_stride": codes.stride(-2) // ALIGNMENT,
+        f"{name}_scale_stride": scales.stride(-2),
     }
 
 
@@ -192,3 +203,47 @@ def quant_mm(
     constants = {"K": k, "MODE": scale_mode, "PACKED": packed, "SHUFFLED": shuffled}
     constants |= {"MASK_M": m < plan.block_m}
     return _product(mxfp4_quant_mm, arguments, constants, bias, out, shuffled, plan)
+
+
+def mm_a16(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    shuffled: bool,
+) -> list[Launch]:
+    """out[M, N] = x @ weight.T + bias, with x as it is."""
+    (m, k), n = x.shape, out.shape[1]
+    plan = product_plan(m, n, k, _target(out).compute_units)
+    return portable.mm_a16(x, weight, weight_scale, bias, out, shuffled, plan)
+
+
+def grouped_quant_mm(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    scale_mode: str,
+    plan: Plan | None = None,
+) -> list[Launch]:
+    """out[T, N] = quantise(x) @ weight[expert of the row].T + bias of that expert."""
+    (m, k), (experts, n, _) = x.shape, weight.shape
+    plan = plan or grouped_plan(m, n, k, experts, _target(out).compute_units)
+    weight, weight_scale = _operand(weight, weight_scale, False, plan.block_n)
+    x, strides, packed = _activations(x, plan.block_m)
+    arguments: dict[str, Any] = {"x": x, "weight": weight, "weight_scale": weight_scale, **strides}
+    arguments |= _row_strides("weight", weight, weight_scale)
+    arguments |= {"weight_stride_e": weight.stride(0) // ALIGNMENT}
+    arguments |= {"weight_scale_stride_e": weight_scale.stride(0)}
+    arguments |= {"offsets": offsets, "offset_stride": offsets.stride(0), "experts": experts}
+    arguments |= {"out": out, "m": m, "n": n}
+    given, absent = expert_bias_arguments(bias)
+    constants = {"K": k, "MODE": scale_mode, "PACKED": packed, "GROUPS": padded_groups(experts)}
+    constants |= {"BM": plan.block_m, "BN": plan.block_n, "KC": plan.chunk_k}
+    constants |= {"MASK_N": n < plan.block_n}
+    grid = ceil(n / plan.block_n), row_tiles(m, experts, plan.block_m), 1
+    options = {"num_warps": plan.num_warps}
+    return [Launch(mxfp4_grouped_quant_mm, grid, arguments | given, constants | absent, options)]

@@ -88,6 +88,54 @@ def multiply(
 
 
 @gluon.jit
+def multiply_chunks(
+    at: gl.tuple,
+    acc: gl.tensor,
+    first: gl.tensor,
+    chunks: gl.constexpr,
+    x_stride_k: gl.tensor,
+    K: gl.constexpr,
+    KC: gl.constexpr,
+    TILE: gl.constexpr,
+    dtype: gl.constexpr,
+    MODE: gl.constexpr,
+    PACKED: gl.constexpr,
+    SHUFFLED: gl.constexpr,
+    MASK_K: gl.constexpr,
+    REST: gl.constexpr,
+) -> gl.tensor:
+    """acc + the products of `chunks` chunks from number `first` on, and of the REST of K.
+
+    Two chunks a turn: the registers that one is loaded into are not those that are multiplied, and
+    no copy is needed to make them so. So are the two buffers, and one barrier a chunk does.
+    """
+    BM: gl.constexpr = TILE[0]
+    even_lds = shared_operand(BM, KC)
+    odd_lds = shared_operand(BM, KC)
+    if chunks > 0:
+        even = fetch(at, first, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
+        for pair in range((chunks - 1) // 2):
+            k = first + 2 * pair
+            odd = fetch(at, k + 1, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
+            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+            even = fetch(at, k + 2, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
+            acc = multiply(odd, odd_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+        if chunks % 2 == 0:
+            odd = fetch(
+                at, first + chunks - 1, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K
+            )
+            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+            acc = multiply(odd, odd_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+        else:
+            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+    if REST:
+        rest = fetch(at, chunks, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, True)
+        lds = odd_lds if chunks % 2 == 1 else even_lds
+        acc = multiply(rest, lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
+    return acc
+
+
+@gluon.jit
 def mxfp4_quant_mm(
     x: gl.tensor,
     weight: gl.tensor,
@@ -139,31 +187,10 @@ def mxfp4_quant_mm(
     w = code_pointer(weight, first_n, weight_stride, K, SHUFFLED)
     ws = scale_pointer(weight_scale, first_n, weight_scale_stride, K, SHUFFLED)
 
-    even_lds = shared_operand(BM, KC)
-    odd_lds = shared_operand(BM, KC)
     acc = gl.zeros([BM, BN], gl.float32, layout=layouts.product(TILE))
     at = (x_base, x_offsets, x_block, w, w_offsets, w_block, ws, s_offsets, s_block)
-    # Two chunks a turn: the registers that one is loaded into are not those that are multiplied,
-    # and no copy is needed to make them so. So are the two buffers, and one barrier a chunk does.
-    if chunks > 0:
-        even = fetch(at, first_k, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
-        for pair in range((chunks - 1) // 2):
-            k = first_k + 2 * pair
-            odd = fetch(at, k + 1, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
-            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-            even = fetch(at, k + 2, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K)
-            acc = multiply(odd, odd_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-        if chunks % 2 == 0:
-            odd = fetch(
-                at, first_k + chunks - 1, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, MASK_K
-            )
-            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-            acc = multiply(odd, odd_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-        else:
-            acc = multiply(even, even_lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-    if RAGGED and SPLIT == 1:
-        rest = fetch(at, chunks, x_stride_k, K, KC, BM, dtype, PACKED, SHUFFLED, True)
-        lds = odd_lds if chunks % 2 == 1 else even_lds
-        acc = multiply(rest, lds, acc, dtype, MODE, KC, TILE, SHUFFLED)
-
+    acc = multiply_chunks(
+        at, acc, first_k, chunks, x_stride_k, K, KC, TILE, dtype, MODE, PACKED, SHUFFLED,
+        MASK_K, RAGGED and SPLIT == 1,
+    )  # fmt: skip
     store_tile(acc, out, bias, m, n, first_m, first_n, bias_stride, SPLIT, MASK_M, MASK_N)

@@ -108,6 +108,13 @@ def gemm_plan(m: int, n: int, k: int, units: int = COMPUTE_UNITS) -> Plan:
     return _with_split(Plan(False, block_m, block_n, 256, num_warps=num_warps), m, n, k, units)
 
 
+def grouped_plan(m: int, n: int, k: int, experts: int, units: int = COMPUTE_UNITS) -> Plan:
+    """As for one of the experts, if each had as many rows and as much of the GPU as the next."""
+    experts = max(experts, 1)
+    plan = fused_plan(ceil(m / experts), n, k, ceil(units / experts))
+    return replace(plan, split_k=1)
+
+
 def table() -> dict[tuple[int, int, int], Plan]:
     """The plans of the table, by (M, N, K)."""
     return lookup.plans("gfx950", Plan)

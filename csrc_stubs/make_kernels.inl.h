@@ -1,0 +1,15 @@
+// The kernels of a vector type V together. Included last by each instruction set's file, inside of its
+// own namespace.
+
+template <class V, class AllRows = InVectors<V>>
+constexpr Kernels make_kernels(const char* name) {
+  return {name,
+          V::width,
+          quantize<V>,
+          dequantize<V>,
+          prepare<V, (AllRows::tiles_from > 0)>,
+          product<V, AllRows, Activations>,
+          AllRows::tiles_from,
+          widen<V>,
+          product<V, InFloat<V>, FloatActivations>};
+}

@@ -1,0 +1,137 @@
+"""The product for few rows of x: weights go from memory to registers to the matrix units.
+
+Nothing of the weight passes through shared memory, and no lane gives anything to another before the
+end, where the sums of warps that had different steps of K meet.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda.gdc import gdc_wait
+
+from . import layouts
+from .epilogue import finish
+from .exact import scale_blocks, scale_rows
+from .operands import STEP, along, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
+
+
+@gluon.jit
+def mxfp4_gemm_narrow(
+    a: gl.tensor,
+    a_scale: gl.tensor,
+    operand: gl.tensor,
+    codes: gl.tensor,
+    scales: gl.tensor,
+    bias: gl.tensor,
+    out: gl.tensor,
+    m: gl.tensor,
+    n: gl.tensor,
+    blocks: gl.tensor,
+    blocks_per_split: gl.tensor,
+    a_stride_m: gl.tensor,
+    a_stride_k: gl.tensor,
+    a_scale_stride: gl.tensor,
+    code_stride: gl.tensor,
+    scale_stride: gl.tensor,
+    bias_stride: gl.tensor,
+    padded_m: gl.constexpr,
+    QUANTIZE: gl.constexpr,
+    ROUNDING: gl.constexpr,
+    SHUFFLED: gl.constexpr,
+    STORED: gl.constexpr,
+    HAS_MUL: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    SPLITS: gl.constexpr,
+    AHEAD: gl.constexpr,
+) -> None:
+    """One program computes the sums of ROWS rows of W and COLUMNS of x over one split of K.
+
+    Of its warps, SPLITS share the steps of K in turn; each has AHEAD of them under way. `operand`
+    is x as `prepare.py` makes it, `a` and `a_scale` what it was made of, and `out` is
+    [splits of K, m, n].
+    """
+    DOWN: gl.constexpr = gl.num_warps() // SPLITS
+    layout: gl.constexpr = layouts.warp_sums(SPLITS, DOWN)
+    word_layout: gl.constexpr = layouts.words(SPLITS, DOWN, ROWS)
+    byte_layout: gl.constexpr = layouts.scales(SPLITS, DOWN, ROWS)
+    x_layout: gl.constexpr = layouts.activations(SPLITS, DOWN, COLUMNS)
+
+    first = gl.program_id(0) * ROWS
+    top = gl.program_id(1) * COLUMNS
+    begin = gl.program_id(2) * blocks_per_split
+    end = gl.minimum(begin + blocks_per_split, blocks)
+
+    row = gl.cast(gl.minimum(first + along(1, ROWS, word_layout, 3), n - 1), gl.int64)
+    word = along(2, 16, word_layout, 3)
+    block = begin + along(0, SPLITS, word_layout, 3) * 4 + word // 4
+    words = codes.to(gl.pointer_type(gl.int32))
+    word_offset = word_rows(row, code_stride, SHUFFLED) + word % 4
+    word_offset += gl.cast(word_blocks(block, SHUFFLED), gl.int64)
+    word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
+    WORD_STEP: gl.constexpr = SPLITS * (256 if SHUFFLED else 16)
+
+    byte_row = gl.cast(gl.minimum(first + along(1, ROWS, byte_layout, 3), n - 1), gl.int64)
+    byte_block = begin + along(0, SPLITS, byte_layout, 3) * 4 + along(2, 4, byte_layout, 3)
+    bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
+
+    X_STEP: gl.constexpr = padded_m * (STEP // 2)
+    column = along(1, COLUMNS, x_layout, 3)
+    source = operand.to(gl.pointer_type(gl.int32)) + gl.cast(begin // 4, gl.int64) * X_STEP
+    source = gl.multiple_of(source + gl.cast(top // 8, gl.int64) * (STORED * (STEP // 2)), 16)
+    x_offset = gl.cast(along(0, SPLITS, x_layout, 3), gl.int64) * X_STEP
+    x_offset += column // 8 * (STORED * (STEP // 2))
+    x_offset += column % 8 % STORED * 16 + along(2, 16, x_layout, 3)
+
+    w = ()
+    s = ()
+    for i in gl.static_range(AHEAD):
+        w += (gl.load(words + (word_offset + i * WORD_STEP), mask=block + 4 * SPLITS * i < end),)
+        ahead = byte_block + 4 * SPLITS * i
+        s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
+    if DEPENDENT:
+        gdc_wait()  # what comes before reads weights only
+    x = ()
+    for quarter in gl.static_range(4):
+        x += (gl.load(source + (x_offset + quarter * (STORED * 16))),)
+    total = gl.zeros([SPLITS, ROWS, COLUMNS], gl.float32, layout=layout)
+    fits = gl.full([SPLITS, ROWS, 4], 0x80, gl.int32, layout=byte_layout)
+    for _ in range(begin, end, 4 * SPLITS * AHEAD):
+        for i in gl.static_range(AHEAD):
+            byte = s[0].to(gl.int32)
+            fits &= in_range(byte)
+            unpacked = unpack(w[0], byte, HAS_MUL)
+            # The registers of what was used take what comes, so that none must be copied.
+            at = word_offset + (i + AHEAD) * WORD_STEP
+            w = w[1:] + (gl.load(words + at, mask=block + 4 * SPLITS * (i + AHEAD) < end),)
+            ahead = byte_block + 4 * SPLITS * (i + AHEAD)
+            s = s[1:] + (
+                gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),
+            )
+            b = pieces(x[0]) + pieces(x[1]) + pieces(x[2]) + pieces(x[3])
+            # The units round towards zero: their own sum must stay short.
+            part = gl.zeros([SPLITS, ROWS, COLUMNS], gl.float32, layout=layout)
+            for j in gl.static_range(8):
+                part = gl.nvidia.ampere.mma_v2(
+                    warp_operand(unpacked[j], 0, layout), warp_operand(b[j], 1, layout), part
+                )
+            total += part
+            x = ()
+            for quarter in gl.static_range(4):
+                at = x_offset + ((i + 1) * (SPLITS * X_STEP) + quarter * (STORED * 16))
+                x += (gl.load(source + at),)
+        word_offset += WORD_STEP * AHEAD
+        x_offset += SPLITS * X_STEP * AHEAD
+        block += 4 * SPLITS * AHEAD
+        byte_block += 4 * SPLITS * AHEAD
+
+    splits_layout: gl.constexpr = (
+        layouts.all_splits(SPLITS, gl.num_warps(), COLUMNS) if SPLITS > 1 else layout
+    )
+    finish(
+        total, fits, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
+        a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE, ROUNDING,
+        SHUFFLED, layout, splits_layout, word_layout,
+    )  # fmt: skip

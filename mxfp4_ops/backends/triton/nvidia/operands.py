@@ -1,0 +1,147 @@
+"""How a step of K comes from memory to the matrix units, bit for bit.
+
+Both operands are bfloat16. The weight is 2**-64 times what its codes and scales stand for, and x is
+2**64 times its quantised value, which leaves the product as it is: a code's magnitude, put where
+bfloat16's exponent ends and its mantissa starts, is the number times 2**-126, and one multiplication
+by 2**62 times the block scale, which bfloat16 can hold, makes the operand of it. That is exact for
+scale bytes of the weight from 64 to 191, numbers from 2**-64 to 6 * 2**64, and for those of x from
+`SMALLEST` to `LARGEST`. `exact.py` has what lies outside.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from . import layouts
+
+EXPONENT = 64
+"""Of the power of two by which x is larger and the weight smaller than it is."""
+
+SMALLEST, LARGEST = 72, 188
+"""Scale bytes of x whose blocks bfloat16 can hold so, with products that float32 can."""
+
+STEP = gl.constexpr(128)
+"""Elements of K in a step."""
+
+SCALE_BIAS = gl.constexpr(126 - EXPONENT)
+TWICE = gl.constexpr(0x00800080)
+"""A bfloat16 exponent of 1 in both halves of a word."""
+
+
+def _unpack_word(word: str, scale: str, first: int, multiply: str) -> str:
+    """PTX for the 4 pairs of bfloat16 in a word of 8 codes: 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+
+    LOP3 0xE4 takes the magnitude, under the mask, from the word shifted so that it lies in bits 6 to
+    8 of each half, and the sign, outside, from signs shifted to bit 15: all other signs are under
+    the mask then.
+    """
+    lines = [f"and.b32 e, {word}, 0x08080808; and.b32 o, {word}, 0x80808080;"]
+    shifts = (
+        ("shl.b32", 6, "e", 12),
+        ("shl.b32", 2, "o", 8),
+        ("shr.u32", 2, "e", 4),
+        ("shr.u32", 6, "o", 0),
+    )
+    for i, (shift, by, signs, signs_by) in enumerate(shifts):
+        lines.append(f"{shift} m, {word}, {by}; shl.b32 s, {signs}, {signs_by};")
+        lines.append("lop3.b32 m, m, s, 0x01C001C0, 0xE4;")
+        lines.append(multiply.format(f"${first + i}, m, {scale}"))
+    return "\n".join(lines)
+
+
+def _unpack(multiply: str) -> str:
+    words = _unpack_word("$8", "$10", 0, multiply), _unpack_word("$9", "$11", 4, multiply)
+    return "\n".join(["{", ".reg .b32 e, o, m, s, z;", "mov.b32 z, 0x80008000;", *words, "}"])
+
+
+UNPACK = gl.constexpr(_unpack("mul.rn.bf16x2 {};"))
+UNPACK_BY_FMA = gl.constexpr(_unpack("fma.rn.bf16x2 {}, z;"))
+"""For GPUs before sm_90, which lack the multiplication; x + -0 is x, also for -0."""
+
+
+@gluon.jit
+def along(
+    DIM: gl.constexpr, SIZE: gl.constexpr, layout: gl.constexpr, RANK: gl.constexpr
+) -> gl.tensor:
+    """0 .. SIZE - 1 along one dimension of a tensor of `layout`, the others of size 1."""
+    index = gl.arange(0, SIZE, layout=layouts.line(layout, DIM, RANK))
+    for d in gl.static_range(RANK):
+        if d != DIM:
+            index = gl.expand_dims(index, d)
+    return index
+
+
+@gluon.jit
+def word_rows(row: gl.tensor, stride: gl.tensor, SHUFFLED: gl.constexpr) -> gl.tensor:
+    """Offsets, in 32-bit words, of rows (int64) of codes, whose stride counts 16 bytes."""
+    return row // 16 * (stride * 64) + row % 16 * 4 if SHUFFLED else row * (stride * 4)
+
+
+@gluon.jit
+def word_blocks(block: gl.tensor, SHUFFLED: gl.constexpr) -> gl.tensor:
+    return block * (64 if SHUFFLED else 4)
+
+
+@gluon.jit
+def in_range(byte: gl.tensor) -> gl.tensor:
+    """Bit 7 tells whether a scale byte of the weight is one from 64 to 191."""
+    return byte ^ (byte << 1)
+
+
+@gluon.jit
+def unpack(words: gl.tensor, byte: gl.tensor, HAS_MUL: gl.constexpr) -> tuple[gl.tensor, ...]:
+    """8 pieces [splits, rows, 16] of the weight, from words of codes and [splits, rows, 4] bytes."""
+    splits: gl.constexpr = words.shape[0]
+    rows: gl.constexpr = words.shape[1]
+    scale = gl.expand_dims((byte + SCALE_BIAS) * TWICE, 3).broadcast_to([splits, rows, 4, 4])
+    scale = gl.reshape(scale, [splits, rows, 16])
+    scale = gl.convert_layout(scale, words.type.layout, assert_trivial=True)
+    return gl.inline_asm_elementwise(
+        UNPACK if HAS_MUL else UNPACK_BY_FMA,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
+        [words, scale],
+        dtype=(gl.bfloat16,) * 8,
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def pieces(x: gl.tensor) -> tuple[gl.tensor, gl.tensor]:
+    """The two pieces [splits, rows, 16] in a quarter [splits, rows, 16] of x's step, as words."""
+    splits: gl.constexpr = x.shape[0]
+    rows: gl.constexpr = x.shape[1]
+    # Registers are only renamed: each of two words becomes a pair of neighbours.
+    first, second = gl.inline_asm_elementwise(
+        "mov.b32 $0, $2; mov.b32 $1, $3;", "=r,=r,r,r", [x], (gl.bfloat16, gl.bfloat16), True, 2
+    )
+    both = gl.reshape(gl.join(first, second), [splits, rows, 4, 2, 2, 2])
+    even, odd = gl.split(gl.permute(both, [0, 1, 2, 5, 4, 3]))
+    flat: gl.constexpr = [splits, rows, 16]
+    return gl.reshape(even, flat), gl.reshape(odd, flat)
+
+
+@gluon.jit
+def warp_operand(piece: gl.tensor, INDEX: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
+    """A piece, of which a lane has 4 neighbours, as an operand of mma: two and two, 8 apart there."""
+    splits: gl.constexpr = piece.shape[0]
+    rows: gl.constexpr = piece.shape[1]
+    piece = gl.permute(gl.reshape(piece, [splits, rows, 4, 2, 2]), [0, 1, 3, 2, 4])
+    piece = gl.reshape(piece, [splits, rows, 16])
+    if INDEX == 1:
+        piece = gl.permute(piece, [0, 2, 1])
+    operand: gl.constexpr = gl.DotOperandLayout(INDEX, layout, 2)
+    return gl.convert_layout(piece, operand, assert_trivial=True)
+
+
+@gluon.jit
+def warpgroup_operand(a: gl.tuple, layout: gl.constexpr) -> gl.tensor:
+    """8 pieces [1, rows, 16] as wgmma's operand [rows, 128], one piece after the other."""
+    rows: gl.constexpr = a[0].shape[1]
+    low = gl.join(gl.join(a[0], a[1]), gl.join(a[2], a[3]))
+    high = gl.join(gl.join(a[4], a[5]), gl.join(a[6], a[7]))
+    # Row, lane, two, and two neighbours of a piece; then the bits of its number, the lowest first.
+    both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
+    both = gl.reshape(gl.permute(both, [0, 6, 5, 4, 2, 1, 3]), [rows, 128])
+    return gl.convert_layout(both, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)

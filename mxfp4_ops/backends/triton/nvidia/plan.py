@@ -1,0 +1,139 @@
+"""What a product's launches look like on NVIDIA's GPUs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil
+
+from ....formats import BLOCK
+from ....tuning import lookup
+from ....tuning.lookup import Found
+from ...devices import Target
+
+STEP_BLOCKS = 4
+"""Blocks of 32 along K in a step."""
+
+NARROW_ROWS = 16
+"""Up to so many rows of x the narrow kernel is the faster one where both run."""
+
+LARGEST_SPLIT = 16
+STEPS_PER_SPLIT = 4
+"""So few steps, at least, are worth the partial sums that a split writes and reads."""
+
+
+@cache
+def capability(arch: str) -> int:
+    """90 of sm_90; 0 of what is not NVIDIA's."""
+    found = re.fullmatch(r"sm_(\d+)", arch)
+    return int(found.group(1)) if found else 0
+
+
+def has_wide(arch: str) -> bool:
+    """Whether there is wgmma, which later architectures dropped."""
+    return capability(arch) == 90
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a product y = x W^T is divided.
+
+    Attributes:
+        block_m, block_n: a program's rows of x and of W.
+        warps_k: warps that share the steps of a tile, and add their sums at its end.
+        stages: steps under way: of W for a warp of the narrow kernel, of x in the wide one.
+        split_k: programs that share the steps of a tile and leave their sums to another kernel.
+        wide: which kernel.
+        fused: False; x is prepared in a pass of its own.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    warps_k: int = 1
+    stages: int = 1
+    split_k: int = 1
+    wide: bool = False
+    fused: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (self.block_m, self.block_n, self.num_warps, self.warps_k)
+        if any(size < 1 or size & (size - 1) for size in sizes):
+            raise ValueError(f"sizes of {self} must be powers of two")
+        if self.split_k < 1 or self.stages < 1 or self.fused:
+            raise ValueError(f"there is no kernel for {self}")
+        if self.wide:
+            possible = (
+                self.num_warps % 4 == 0
+                and self.block_n % (16 * self.num_warps) == 0
+                and 8 <= self.block_m <= 256
+                and self.warps_k == 1
+                and self.stages >= 2
+            )
+        else:
+            down = self.num_warps // self.warps_k
+            possible = down >= 1 and self.block_n % (16 * down) == 0 and 8 <= self.block_m <= 64
+        if not possible:
+            raise ValueError(f"there is no kernel for {self}")
+
+    @property
+    def ahead(self) -> int:
+        """Steps of W under way in the wide kernel, where larger tiles leave fewer registers."""
+        return 1 if self.block_m > 64 else 2 if self.block_m > 32 else 4
+
+    def tiles(self, m: int, n: int) -> int:
+        return ceil(m / self.block_m) * ceil(n / self.block_n)
+
+    def blocks_per_split(self, k: int) -> int:
+        """Whole rounds of the loop over K."""
+        rounds = STEP_BLOCKS * (1 if self.wide else self.warps_k * self.stages)
+        return max(1, ceil(k / (BLOCK * rounds * self.split_k))) * rounds
+
+
+def _power_of_two(value: int, lowest: int, highest: int) -> int:
+    """The smallest power of two that is not below `value`, within limits."""
+    return min(highest, max(lowest, 1 << max(value - 1, 0).bit_length()))
+
+
+def _split(plan: Plan, m: int, n: int, k: int, programs: int) -> Plan:
+    """With as many splits of K as make `programs` of them, where K is long enough."""
+    rounds = plan.blocks_per_split(k) // plan.blocks_per_split(0)
+    least = ceil(STEPS_PER_SPLIT * STEP_BLOCKS / plan.blocks_per_split(0))
+    split = programs // max(plan.tiles(m, n), 1)
+    split = max(1, min(split, rounds // least, LARGEST_SPLIT))
+    return replace(plan, split_k=ceil(rounds / ceil(rounds / split)))
+
+
+def narrow_plan(m: int, n: int, k: int, units: int) -> Plan:
+    """16 warps to each unit, if there are so many steps, with two steps under way in each."""
+    block_m = _power_of_two(m, 8, 64)
+    block_n = 16 if ceil(n / 16) <= 16 * units else 32
+    steps = max(1, k // (BLOCK * STEP_BLOCKS))
+    wanted = max(1, 16 * units // max(1, ceil(n / block_n) * ceil(m / block_m)))
+    # Of 32 and more rows of x, sums fill a warp's registers.
+    most = 16 if block_m <= 16 else 8
+    warps = min(most, 1 << wanted.bit_length() - 1, 1 << steps.bit_length() - 1)
+    plan = Plan(block_m, block_n, warps, warps, stages=2 if steps >= 2 * warps else 1)
+    return _split(plan, m, n, k, units)
+
+
+def wide_plan(m: int, n: int, k: int, units: int) -> Plan:
+    """One warpgroup a tile and several tiles a unit: one unpacks while another multiplies."""
+    block_m = _power_of_two(m, 32, 128)
+    plan = Plan(block_m, 64, 4, stages=2, wide=True)
+    return _split(plan, m, n, k, (2 if block_m == 128 else 3) * units)
+
+
+def product_plan(m: int, n: int, k: int, target: Target) -> Plan:
+    wide = has_wide(target.arch) and m > NARROW_ROWS
+    return (wide_plan if wide else narrow_plan)(m, n, k, target.compute_units)
+
+
+def found_plan(m: int, n: int, k: int, target: Target) -> Found[Plan]:
+    """From the table or by rule."""
+    return lookup.find(
+        target, m, n, k, Plan,
+        rule=product_plan(m, n, k, target),
+        can_run=lambda plan: not plan.wide or has_wide(target.arch),
+    )  # fmt: skip

@@ -1,0 +1,143 @@
+"""The product for many rows of x, on GPUs with wgmma.
+
+Unpacked weights are the instruction's first operand and come from registers; x comes through shared
+memory. While the units multiply a step, the warps unpack the next.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.language.extra.cuda.gdc import gdc_wait
+
+from . import layouts
+from .epilogue import finish
+from .exact import scale_blocks, scale_rows
+from .operands import STEP, along, in_range, unpack, warpgroup_operand, word_blocks, word_rows
+
+
+@gluon.jit
+def mxfp4_gemm_wide(
+    a: gl.tensor,
+    a_scale: gl.tensor,
+    operand: gl.tensor,
+    codes: gl.tensor,
+    scales: gl.tensor,
+    bias: gl.tensor,
+    out: gl.tensor,
+    m: gl.tensor,
+    n: gl.tensor,
+    blocks: gl.tensor,
+    blocks_per_split: gl.tensor,
+    padded_m: gl.tensor,
+    a_stride_m: gl.tensor,
+    a_stride_k: gl.tensor,
+    a_scale_stride: gl.tensor,
+    code_stride: gl.tensor,
+    scale_stride: gl.tensor,
+    bias_stride: gl.tensor,
+    QUANTIZE: gl.constexpr,
+    ROUNDING: gl.constexpr,
+    SHUFFLED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
+) -> None:
+    """One program computes the sums of ROWS rows of W and COLUMNS of x over one split of K.
+
+    STAGES tiles of x are under way or in use, and AHEAD steps of W. Arguments are as for
+    `mxfp4_gemm_narrow`.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = layouts.warpgroup_sums(WARPS, COLUMNS)
+    word_layout: gl.constexpr = layouts.words(1, WARPS, ROWS)
+    byte_layout: gl.constexpr = layouts.scales(1, WARPS, ROWS)
+    copy_layout: gl.constexpr = layouts.copies(WARPS)
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+
+    # Neighbouring programs have the same rows of W, of which there is more.
+    top = gl.program_id(0) * COLUMNS
+    first = gl.program_id(1) * ROWS
+    begin = gl.program_id(2) * blocks_per_split
+    end = gl.minimum(begin + blocks_per_split, blocks)
+
+    row = gl.cast(gl.minimum(first + along(1, ROWS, word_layout, 3), n - 1), gl.int64)
+    word = along(2, 16, word_layout, 3)
+    block = begin + word // 4
+    words = codes.to(gl.pointer_type(gl.int32))
+    word_offset = word_rows(row, code_stride, SHUFFLED) + word % 4
+    word_offset += gl.cast(word_blocks(block, SHUFFLED), gl.int64)
+    word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
+    WORD_STEP: gl.constexpr = 256 if SHUFFLED else 16
+
+    byte_row = gl.cast(gl.minimum(first + along(1, ROWS, byte_layout, 3), n - 1), gl.int64)
+    byte_block = begin + along(2, 4, byte_layout, 3)
+    bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
+
+    x_step = gl.cast(padded_m, gl.int64) * STEP
+    source = gl.multiple_of(operand + (begin // 4 * x_step + top * STEP), 16)
+    x_offset = along(0, COLUMNS, copy_layout, 2) * STEP + along(1, STEP, copy_layout, 2)
+    x_offset = gl.cast(x_offset, gl.int64)
+    tiles = ()
+    for _ in gl.static_range(STAGES):
+        tiles += (gl.allocate_shared_memory(gl.bfloat16, [COLUMNS, STEP], tile_layout),)
+
+    w = ()
+    s = ()
+    for i in gl.static_range(AHEAD):
+        w += (gl.load(words + (word_offset + i * WORD_STEP), mask=block + 4 * i < end),)
+        ahead = byte_block + 4 * i
+        s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
+    if DEPENDENT:
+        gdc_wait()  # what comes before reads weights only
+    for i in gl.static_range(STAGES - 1):
+        async_copy.async_copy_global_to_shared(
+            tiles[i], source + i * x_step + x_offset, mask=begin + 4 * i < end
+        )
+        async_copy.commit_group()
+    byte = s[0].to(gl.int32)
+    fits = in_range(byte)
+    unpacked = warpgroup_operand(unpack(w[0], byte, True), layout)
+    w = w[1:] + (gl.load(words + (word_offset + AHEAD * WORD_STEP), mask=block + 4 * AHEAD < end),)
+    ahead = byte_block + 4 * AHEAD
+    s = s[1:] + (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
+    total = gl.zeros([ROWS, COLUMNS], gl.float32, layout=layout)
+    for start in range(begin, end, 4 * STAGES):
+        for i in gl.static_range(STAGES):
+            async_copy.wait_group(STAGES - 2)
+            # The units round towards zero: their own sum must stay short.
+            part = hopper.warpgroup_mma(
+                unpacked, tiles[i].permute((1, 0)), total, use_acc=False, is_async=True
+            )
+            async_copy.async_copy_global_to_shared(
+                tiles[(i + STAGES - 1) % STAGES],
+                source + (i + STAGES - 1) * x_step + x_offset,
+                mask=start + 4 * (i + STAGES - 1) < end,
+            )
+            async_copy.commit_group()
+            byte = s[0].to(gl.int32)
+            fits &= in_range(byte)
+            following = warpgroup_operand(unpack(w[0], byte, True), layout)
+            at = word_offset + (i + AHEAD + 1) * WORD_STEP
+            w = w[1:] + (gl.load(words + at, mask=block + 4 * (i + AHEAD + 1) < end),)
+            ahead = byte_block + 4 * (i + AHEAD + 1)
+            s = s[1:] + (
+                gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),
+            )
+            part = hopper.warpgroup_mma_wait(0, deps=[part, unpacked])[0]
+            total += part
+            unpacked = following
+        source += STAGES * x_step
+        word_offset += STAGES * WORD_STEP
+        block += STAGES * 4
+        byte_block += STAGES * 4
+    async_copy.wait_group(0)
+    finish(
+        total, fits, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
+        a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE, ROUNDING,
+        SHUFFLED, layout, layout, word_layout,
+    )  # fmt: skip

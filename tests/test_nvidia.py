@@ -1,0 +1,236 @@
+"""The kernels for NVIDIA's GPUs by themselves, on one: every form of them, and what they leave to
+the exact path."""
+
+from __future__ import annotations
+
+import oracle
+import pytest
+import torch
+from common import (
+    DTYPES,
+    PATHS,
+    Product,
+    Weight,
+    activation,
+    assert_same_bits,
+    every_dtype,
+    generator,
+    plain_and_shuffled,
+    quantized_values,
+    random_codes,
+    random_weight,
+)
+from torch import Tensor
+
+from mxfp4_ops.backends.devices import target
+from mxfp4_ops.formats import quantize_reference
+
+pytestmark = pytest.mark.gpu
+
+if not any(p.backend == "triton" and p.device == "cuda" for p in PATHS):
+    pytest.skip("there is no GPU that Triton supports", allow_module_level=True)
+
+from mxfp4_ops.backends.triton import form  # noqa: E402
+
+GPU = target(torch.device("cuda", 0))
+if form(GPU) != "nvidia":
+    pytest.skip(f"these kernels are not for {GPU}", allow_module_level=True)
+
+from mxfp4_ops.backends.triton import nvidia  # noqa: E402
+from mxfp4_ops.backends.triton.nvidia.plan import Plan, has_wide, product_plan  # noqa: E402
+
+PLANS = {
+    "one-warp": Plan(8, 16, 1),
+    "warps-share-k": Plan(8, 16, 8, 8),
+    "warps-in-rows": Plan(16, 64, 4),
+    "both": Plan(16, 32, 8, 4, stages=2),
+    "many-warps": Plan(8, 32, 16, 16),
+    "columns": Plan(64, 64, 4, 2),
+    "split-3": Plan(8, 16, 4, 4, split_k=3),
+    "ahead": Plan(32, 32, 4, 2, stages=3, split_k=2),
+}
+if has_wide(GPU.arch):
+    PLANS |= {
+        "wide-small": Plan(32, 64, 4, stages=4, wide=True),
+        "wide": Plan(128, 64, 4, stages=2, wide=True),
+        "wide-two": Plan(128, 128, 8, stages=4, wide=True),
+        "wide-split": Plan(64, 64, 4, stages=3, split_k=3, wide=True),
+        "wide-few": Plan(8, 64, 4, stages=2, split_k=2, wide=True),
+    }
+every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+
+
+def run(x: Tensor, weight: tuple[Tensor, Tensor], plan: Plan | None, shuffled: bool = False,
+        bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+    """quant_mm, whose result lies between guards."""
+    m, n = len(x), len(weight[0])
+    memory = torch.full((m + 2, n), 7.0, dtype=out_dtype or x.dtype, device="cuda")
+    x, weight = x.cuda(), (weight[0].cuda(), weight[1].cuda())
+    bias = None if bias is None else bias.cuda()
+    for launch in nvidia.quant_mm(x, *weight, bias, memory[1:-1], shuffled, "even", plan):
+        launch.run()
+    assert (memory[0] == 7).all()
+    assert (memory[-1] == 7).all()
+    return memory[1:-1]
+
+
+def expected(x: Tensor, weight: Weight, shuffled: bool = False) -> Product:
+    return Product.of(quantized_values(x), weight.padded_values(shuffled))
+
+
+@plain_and_shuffled
+@every_plan
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 16, 32), (3, 31, 96), (17, 70, 288), (37, 300, 1056), (130, 129, 2880), (16, 2112, 7168)],
+)
+def test_plans(plan: Plan, m: int, n: int, k: int, shuffled: bool) -> None:
+    """Tiles, steps and splits that do not divide the sizes."""
+    x, weight = activation(m, k, dtype=torch.bfloat16), random_weight(n, k)
+    y = run(x, weight.on("cuda", shuffled), plan, shuffled)
+    expected(x, weight, shuffled).check(y)
+
+
+@plain_and_shuffled
+@every_plan
+def test_codes_of_both_sides(plan: Plan, shuffled: bool) -> None:
+    x, weight = activation(20, 288, dtype=torch.float32), random_weight(40, 288)
+    right = weight.on("cuda", shuffled)
+    codes = [t.cuda() for t in quantize_reference(x)]
+    out = torch.empty(20, len(right[0]), device="cuda")
+    for launch in nvidia.mm(*codes, *right, None, out, shuffled, plan):
+        launch.run()
+    assert_same_bits(out, run(x, right, plan, shuffled))
+
+
+@every_plan
+@every_dtype
+def test_dtypes_and_bias(plan: Plan, dtype: torch.dtype) -> None:
+    x, weight = activation(20, 160, dtype=dtype), random_weight(40, 160)
+    bias = torch.randn(40, generator=generator(1))
+    for out_dtype in DTYPES:
+        y = run(x, weight.on("cuda"), plan, bias=bias, out_dtype=out_dtype)
+        Product.of(quantized_values(x), weight.values, bias).check(y)
+
+
+@every_plan
+def test_the_same_bits_again(plan: Plan) -> None:
+    x, weight = activation(20, 1056, dtype=torch.float32), random_weight(70, 1056).on("cuda")
+    first = run(x, weight, plan)
+    for _ in range(20):
+        assert_same_bits(run(x, weight, plan), first)
+
+
+@every_plan
+@pytest.mark.parametrize(
+    ("of_x", "of_w"),
+    [(127, 0), (0, 127), (0, 0), (60, 60), (60, 180), (180, 60), (0, 234), (234, 0), (127, 175)],
+)
+def test_scales_of_any_size(plan: Plan, of_x: int, of_w: int) -> None:
+    """At the edges of what bfloat16 holds, and far beyond them, on either side and on both."""
+    k, m, n = 512, 20, 40
+    codes = random_codes(m, k, seed=3, low=of_x, high=of_x + 20)
+    weight = Weight.of(*random_codes(n, k, seed=4, low=of_w, high=of_w + 20))
+    out = torch.empty(m, n, device="cuda")
+    left = [t.cuda() for t in codes]
+    for launch in nvidia.mm(*left, *weight.on("cuda"), None, out, False, plan):
+        launch.run()
+    Product.of(oracle.decode(*codes), weight.values).check(out)
+
+
+@plain_and_shuffled
+@every_plan
+def test_one_strange_block(plan: Plan, shuffled: bool) -> None:
+    """Only its row or column differs; a block of zeros changes nothing."""
+    k, m, n = 1056, 20, 40
+    for byte in (0, 1, 63, 64, 191, 192, 254, 255):
+        codes, scales = (t.clone() for t in random_codes(n, k, seed=5))
+        scales[5, 17] = byte
+        weight = Weight.of(codes, scales)
+        x = activation(m, k, dtype=torch.bfloat16)
+        expected(x, weight, shuffled).check(run(x, weight.on("cuda", shuffled), plan, shuffled))
+        codes[5, 17 * 16 : 18 * 16] = 0x80 if byte % 2 else 0  # -0 is zero as well
+        weight = Weight.of(codes, scales)
+        expected(x, weight, shuffled).check(run(x, weight.on("cuda", shuffled), plan, shuffled))
+
+
+@every_plan
+def test_special_activations(plan: Plan) -> None:
+    x, weight = activation(20, 288, dtype=torch.float32), random_weight(40, 288)
+    x[3, 5], x[7, 100], x[9, 287] = torch.nan, torch.inf, -torch.inf
+    x[11, :32], x[12, 64:96] = 0, -0.0
+    x[13] *= 2.0**-120
+    x[14, :32] *= 2.0**100
+    x[15, 32:64] *= 2.0**-100
+    y = run(x, weight.on("cuda"), plan)
+    expected(x, weight).check(y)
+    assert y[[3, 7, 9]].isnan().all()
+
+
+@every_plan
+@pytest.mark.parametrize("k", [512, 8192, 28672])
+def test_long_sums_of_one_sign(plan: Plan, k: int) -> None:
+    """What the matrix units round towards zero would add up here."""
+    m, n = 16, 64
+    g = generator(k)
+    sizes = torch.randint(117, 138, (m + n, k // 32), dtype=torch.uint8, generator=g)
+    codes = torch.randint(0, 256, (m + n, k // 2), dtype=torch.uint8, generator=g) & 0x77
+    weight = Weight.of(codes[m:], sizes[m:])
+    out = torch.empty(m, n, device="cuda")
+    left = codes[:m].cuda(), sizes[:m].cuda()
+    for launch in nvidia.mm(*left, *weight.on("cuda"), None, out, False, plan):
+        launch.run()
+    Product.of(oracle.decode(codes[:m], sizes[:m]), weight.values).check(out)
+
+
+@every_plan
+@pytest.mark.parametrize("layout_of_x", ["transposed", "step", "expanded"])
+def test_strides_of_x(plan: Plan, layout_of_x: str) -> None:
+    x = activation(20, 160, dtype=torch.float16)
+    strided = {
+        "transposed": x.T.contiguous().T,
+        "step": x.repeat_interleave(2, 1)[:, ::2],
+        "expanded": x[:1].expand(20, -1),
+    }[layout_of_x]
+    weight = random_weight(40, 160)
+    expected(strided, weight).check(run(strided, weight.on("cuda"), plan))
+
+
+@every_plan
+def test_slices_of_weights(plan: Plan) -> None:
+    """Rows that are far apart, and that begin where no 16 bytes do."""
+    x, weight = activation(20, 160, dtype=torch.bfloat16), random_weight(40, 160)
+    codes, scales = weight.on("cuda")
+    for before in (1, 4, 16):
+        wide = torch.zeros(40, before + 80 + 16, dtype=torch.uint8, device="cuda")
+        wide[:, before : before + 80] = codes
+        wide_scales = torch.full((40, 11), 255, dtype=torch.uint8, device="cuda")
+        wide_scales[:, 3:8] = scales
+        right = wide[:, before : before + 80], wide_scales[:, 3:8]
+        expected(x, weight).check(run(x, right, plan))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 8192, 8192), (16, 2112, 7168), (33, 31, 1440), (64, 2880, 512), (300, 4096, 2048)],
+)
+def test_plans_by_rule(m: int, n: int, k: int) -> None:
+    x, weight = activation(m, k, dtype=torch.bfloat16), random_weight(n, k)
+    y = run(x, weight.on("cuda"), product_plan(m, n, k, GPU))
+    expected(x, weight).check(y)
+
+
+@every_plan
+def test_weights_written_just_before(plan: Plan) -> None:
+    """The product's kernel starts early; not before the weights are there."""
+    x, weight = activation(8, 4096, dtype=torch.bfloat16).cuda(), random_weight(4096, 4096)
+    codes, scales = weight.on("cuda")
+    right = torch.zeros_like(codes), torch.full_like(scales, 127)
+    big = torch.randn(4096, 4096, device="cuda")
+    first = run(x, (codes, scales), plan)
+    for _ in range(5):
+        right[0].zero_()
+        big @ big  # keeps the GPU busy, so that all of what follows is waiting by then
+        right[0].copy_(codes)
+        right[1].copy_(scales)
+        assert_same_bits(run(x, right, plan), first)
