@@ -12,8 +12,10 @@ from .moe import FLOAT_EXPERTS, Mxfp4Experts, obstacle
 from .swap import SwapReport, tensor_bytes, with_progress
 from .swap_plan import matches
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOKS += ("_is_full_backward_hook",)
+HOOKS = (
+    *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    "_is_full_backward_hook",
+)
 """What a module's own hooks are, by how their attributes begin."""
 
 

@@ -74,6 +74,16 @@ def run(x: Tensor, weight: tuple[Tensor, Tensor], plan: Plan | None, shuffled: b
     return memory[1:-1]
 
 
+def run_mm(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], plan: Plan, shuffled: bool = False
+) -> Tensor:
+    a, a_scale = (t.cuda() for t in left)
+    out = torch.empty(len(a), len(right[0]), device="cuda")
+    for launch in nvidia.mm(a, a_scale, *right, None, out, shuffled, plan):
+        launch.run()
+    return out
+
+
 def expected(x: Tensor, weight: Weight, shuffled: bool = False) -> Product:
     return Product.of(quantized_values(x), weight.padded_values(shuffled))
 
@@ -96,10 +106,7 @@ def test_plans(plan: Plan, m: int, n: int, k: int, shuffled: bool) -> None:
 def test_codes_of_both_sides(plan: Plan, shuffled: bool) -> None:
     x, weight = activation(20, 288, dtype=torch.float32), random_weight(40, 288)
     right = weight.on("cuda", shuffled)
-    codes = [t.cuda() for t in quantize_reference(x)]
-    out = torch.empty(20, len(right[0]), device="cuda")
-    for launch in nvidia.mm(*codes, *right, None, out, shuffled, plan):
-        launch.run()
+    out = run_mm(quantize_reference(x), right, plan, shuffled)
     assert_same_bits(out, run(x, right, plan, shuffled))
 
 
@@ -131,11 +138,8 @@ def test_scales_of_any_size(plan: Plan, of_x: int, of_w: int) -> None:
     k, m, n = 512, 20, 40
     codes = random_codes(m, k, seed=3, low=of_x, high=of_x + 20)
     weight = Weight.of(*random_codes(n, k, seed=4, low=of_w, high=of_w + 20))
-    out = torch.empty(m, n, device="cuda")
-    left = [t.cuda() for t in codes]
-    for launch in nvidia.mm(*left, *weight.on("cuda"), None, out, False, plan):
-        launch.run()
-    Product.of(oracle.decode(*codes), weight.values).check(out)
+    product = run_mm(codes, weight.on("cuda"), plan)
+    Product.of(oracle.decode(*codes), weight.values).check(product)
 
 
 @plain_and_shuffled
@@ -176,11 +180,8 @@ def test_long_sums_of_one_sign(plan: Plan, k: int) -> None:
     sizes = torch.randint(117, 138, (m + n, k // 32), dtype=torch.uint8, generator=g)
     codes = torch.randint(0, 256, (m + n, k // 2), dtype=torch.uint8, generator=g) & 0x77
     weight = Weight.of(codes[m:], sizes[m:])
-    out = torch.empty(m, n, device="cuda")
-    left = codes[:m].cuda(), sizes[:m].cuda()
-    for launch in nvidia.mm(*left, *weight.on("cuda"), None, out, False, plan):
-        launch.run()
-    Product.of(oracle.decode(codes[:m], sizes[:m]), weight.values).check(out)
+    product = run_mm((codes[:m], sizes[:m]), weight.on("cuda"), plan)
+    Product.of(oracle.decode(codes[:m], sizes[:m]), weight.values).check(product)
 
 
 @every_plan

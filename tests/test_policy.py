@@ -196,9 +196,10 @@ def launched(of: Call) -> list[Any]:
 def test_what_is_decided_is_what_is_launched(
     monkeypatch: pytest.MonkeyPatch, target: Target, m: int, op: str, shuffled: bool
 ) -> None:
-    from mxfp4_ops.backends.triton import gfx950, portable
+    from mxfp4_ops.backends.triton import gfx950, nvidia, portable
 
-    monkeypatch.setattr(portable, "target", lambda device: target)
+    for kernels in nvidia, portable:
+        monkeypatch.setattr(kernels, "target", lambda device: target)
     monkeypatch.setattr(gfx950, "_target", lambda t: target)
     of = call(target, m=m, n=2112, k=7168, op=op, shuffled=shuffled)
     work = decide(of).work

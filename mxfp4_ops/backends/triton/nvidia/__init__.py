@@ -1,8 +1,8 @@
 """The kernels for NVIDIA's GPUs from Ampere on, which multiply bfloat16 but not MXFP4.
 
 They are written in Gluon, Triton's dialect in which layouts are explicit. x is quantised by a small
-kernel of its own and kept as bfloat16; the weight's codes become bfloat16 in registers, on their way
-to the matrix units. What has no kernel here is the portable one.
+kernel of its own and kept as bfloat16; the weight's codes become bfloat16 in registers, on their
+way to the matrix units. What has no kernel here is the portable one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....formats import BLOCK
 from ...base import Call, Work
-from ...devices import Target, target
+from ...devices import target
 from .. import portable
 from ..launch import Launch
 from ..numbers import SCALE_ROUNDING
@@ -62,11 +62,10 @@ def _product(
     out: Tensor,
     shuffled: bool,
     plan: Plan | None,
-    on: Target | None,
 ) -> list[Launch]:
     """x prepared, the product, and with split-K the sum."""
     m, n = out.shape
-    on = on or target(out.device)
+    on = target(out.device)
     plan = plan or found_plan(m, n, k, on).plan
     dependent = capability(on.arch) >= 90  # programmatic launches, and mul.bf16x2
     blocks, per_split = k // BLOCK, plan.blocks_per_split(k)
@@ -80,7 +79,7 @@ def _product(
     # The narrow kernel loads a step of each warp more than it uses.
     steps = padded_k // STEP + (0 if plan.wide else plan.warps_k)
     operand = out.new_empty(steps, padded_m, STEP, dtype=torch.bfloat16)
-    options = {"launch_pdl": True} if dependent else {}
+    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     constants = constants | {"DEPENDENT": dependent}
 
     # Few rows are to reach many units, and many rows are not to need many programs.
@@ -94,8 +93,8 @@ def _product(
         writes=("operand",),
     )
     if plan.split_k > 1:
-        sums, last, bias_here = out.new_empty(plan.split_k, m, n, dtype=torch.float32), [], None
-        last = reduce(sums, bias, out)
+        sums = out.new_empty(plan.split_k, m, n, dtype=torch.float32)
+        last, bias_here = reduce(sums, bias, out), None
     else:
         sums, last, bias_here = out, [], bias
     codes = _aligned(codes)
@@ -105,7 +104,7 @@ def _product(
     code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
     arguments |= {"code_stride": code_stride // ALIGNMENT, "scale_stride": scales.stride(0)}
     constants |= bias_absent | {"SHUFFLED": shuffled}
-    constants |= {"ROWS": plan.block_n, "COLUMNS": plan.block_m}
+    constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
@@ -128,14 +127,13 @@ def mm(
     out: Tensor,
     shuffled: bool,
     plan: Plan | None = None,
-    on: Target | None = None,
 ) -> list[Launch]:
     """out[M, N] = decode(a[M, K/2]) @ decode(b).T + bias."""
     left = {"a": a, "a_stride_m": a.stride(0), "a_stride_k": 1}
     left |= {"a_scale": a_scale, "a_scale_stride": a_scale.stride(0)}
     constants = {"QUANTIZE": False, "ROUNDING": 0}
     k = 2 * a.shape[1]
-    return _product(left, constants, k, b, b_scale, bias, out, shuffled, plan, on)
+    return _product(left, constants, k, b, b_scale, bias, out, shuffled, plan)
 
 
 def quant_mm(
@@ -147,11 +145,10 @@ def quant_mm(
     shuffled: bool,
     scale_mode: str,
     plan: Plan | None = None,
-    on: Target | None = None,
 ) -> list[Launch]:
     """out[M, N] = quantised(x[M, K]) @ decode(weight).T + bias; x may have any strides."""
     left = {"a": x, "a_stride_m": x.stride(0), "a_stride_k": x.stride(1)}
     constants = {"a_scale": None, "a_scale_stride": 0}
     constants |= {"QUANTIZE": True, "ROUNDING": SCALE_ROUNDING[scale_mode]}
     k = x.shape[1]
-    return _product(left, constants, k, weight, weight_scale, bias, out, shuffled, plan, on)
+    return _product(left, constants, k, weight, weight_scale, bias, out, shuffled, plan)

@@ -53,11 +53,11 @@ def finish(
     among the sums may come from one of x.
     """
     SPLIT: gl.constexpr = len(sums.shape) == 3
-    ROWS: gl.constexpr = sums.shape[len(sums.shape) - 2]
-    COLUMNS: gl.constexpr = sums.shape[len(sums.shape) - 1]
+    BLOCK_N: gl.constexpr = sums.shape[len(sums.shape) - 2]
+    BLOCK_M: gl.constexpr = sums.shape[len(sums.shape) - 1]
     layout: gl.constexpr = gl.SliceLayout(0, splits_layout) if SPLIT else sums_layout
-    row = first + along(0, ROWS, layout, 2)
-    column = top + along(1, COLUMNS, layout, 2)
+    row = first + along(0, BLOCK_N, layout, 2)
+    column = top + along(1, BLOCK_M, layout, 2)
     result = nan_unless(fits, sums, sums_layout)
     if SPLIT:
         result = over_splits(result, splits_layout)
@@ -65,10 +65,7 @@ def finish(
     if largest(is_nan.to(gl.int32)) == 0:
         store(result, row, column, bias, out, m, n, bias_stride)
     else:
-        if SPLIT:
-            result = over_splits(sums, splits_layout)
-        else:
-            result = sums
+        result = over_splits(sums, splits_layout) if SPLIT else sums
         is_nan = (row < n) & (column < m) & (result != result)
         outside = largest(is_nan.to(gl.int32)) | weight_is_outside(
             codes, scales, n, first, code_stride, scale_stride, begin, end, SHUFFLED, word_layout
@@ -79,5 +76,5 @@ def finish(
             exact_tile(
                 a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
                 a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE,
-                ROUNDING, SHUFFLED, ROWS, COLUMNS,
+                ROUNDING, SHUFFLED, BLOCK_N, BLOCK_M,
             )  # fmt: skip

@@ -127,8 +127,8 @@ def exact_tile(
     QUANTIZE: gl.constexpr,
     ROUNDING: gl.constexpr,
     SHUFFLED: gl.constexpr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
 ) -> None:
     """Compute and store rows `first` and following of W, and `top` and following of x.
 
@@ -138,15 +138,15 @@ def exact_tile(
     layout: gl.constexpr = layouts.plain(gl.num_warps())
     # Not known to be 16, it keeps the compiler from unrolling loops into more registers.
     half_block = gl.minimum(end, 0) + 16
-    for strip in range(0, COLUMNS, EXACT_COLUMNS):
-        row = first + along(0, ROWS, layout, 2)
+    for strip in range(0, BLOCK_M, EXACT_COLUMNS):
+        row = first + along(0, BLOCK_N, layout, 2)
         column = top + strip + along(1, EXACT_COLUMNS, layout, 2)
         b_row = gl.cast(gl.minimum(row, n - 1), gl.int64)
         a_row = gl.cast(gl.minimum(column, m - 1), gl.int64)
         b_codes = codes + code_rows(b_row, gl.cast(code_stride, gl.int64) * 16, SHUFFLED)
         b_scales = scales + scale_rows(b_row, scale_stride, SHUFFLED)
         a_codes = a + a_row * a_stride_m
-        total = gl.zeros([ROWS, EXACT_COLUMNS], gl.float32, layout=layout)
+        total = gl.zeros([BLOCK_N, EXACT_COLUMNS], gl.float32, layout=layout)
         for block in range(begin, end):
             b_byte = gl.load(b_scales + scale_blocks(block, SHUFFLED)).to(gl.int32)
             k = gl.cast(block, gl.int64) * (32 if QUANTIZE else 16)
@@ -158,7 +158,7 @@ def exact_tile(
                 a_byte = scale_byte(amax, ROUNDING)
             else:
                 a_byte = gl.load(a_scale + a_row * a_scale_stride + block).to(gl.int32)
-            product = gl.zeros([ROWS, EXACT_COLUMNS], gl.float32, layout=layout)
+            product = gl.zeros([BLOCK_N, EXACT_COLUMNS], gl.float32, layout=layout)
             for j in range(half_block):
                 if QUANTIZE:
                     low = float32_bits(gl.load(a_codes + (k + 2 * j) * a_stride_k))

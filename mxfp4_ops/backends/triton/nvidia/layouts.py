@@ -114,7 +114,7 @@ def copies(warps: int) -> gl.constexpr:
 
 @constexpr_function
 def plain(warps: int) -> gl.constexpr:
-    """Of sums [rows of W, rows of x] that no matrix unit made; rows of W are neighbours in memory."""
+    """Of sums [rows of W, rows of x] that no matrix unit made."""
     return gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [0, 1])
 
 

@@ -42,12 +42,12 @@ def mxfp4_gemm_narrow(
     STORED: gl.constexpr,
     HAS_MUL: gl.constexpr,
     DEPENDENT: gl.constexpr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     SPLITS: gl.constexpr,
     AHEAD: gl.constexpr,
 ) -> None:
-    """One program computes the sums of ROWS rows of W and COLUMNS of x over one split of K.
+    """One program computes the sums of BLOCK_N rows of W and BLOCK_M of x over one split of K.
 
     Of its warps, SPLITS share the steps of K in turn; each has AHEAD of them under way. `operand`
     is x as `prepare.py` makes it, `a` and `a_scale` what it was made of, and `out` is
@@ -55,16 +55,16 @@ def mxfp4_gemm_narrow(
     """
     DOWN: gl.constexpr = gl.num_warps() // SPLITS
     layout: gl.constexpr = layouts.warp_sums(SPLITS, DOWN)
-    word_layout: gl.constexpr = layouts.words(SPLITS, DOWN, ROWS)
-    byte_layout: gl.constexpr = layouts.scales(SPLITS, DOWN, ROWS)
-    x_layout: gl.constexpr = layouts.activations(SPLITS, DOWN, COLUMNS)
+    word_layout: gl.constexpr = layouts.words(SPLITS, DOWN, BLOCK_N)
+    byte_layout: gl.constexpr = layouts.scales(SPLITS, DOWN, BLOCK_N)
+    x_layout: gl.constexpr = layouts.activations(SPLITS, DOWN, BLOCK_M)
 
-    first = gl.program_id(0) * ROWS
-    top = gl.program_id(1) * COLUMNS
+    first = gl.program_id(0) * BLOCK_N
+    top = gl.program_id(1) * BLOCK_M
     begin = gl.program_id(2) * blocks_per_split
     end = gl.minimum(begin + blocks_per_split, blocks)
 
-    row = gl.cast(gl.minimum(first + along(1, ROWS, word_layout, 3), n - 1), gl.int64)
+    row = gl.cast(gl.minimum(first + along(1, BLOCK_N, word_layout, 3), n - 1), gl.int64)
     word = along(2, 16, word_layout, 3)
     block = begin + along(0, SPLITS, word_layout, 3) * 4 + word // 4
     words = codes.to(gl.pointer_type(gl.int32))
@@ -73,12 +73,12 @@ def mxfp4_gemm_narrow(
     word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
     WORD_STEP: gl.constexpr = SPLITS * (256 if SHUFFLED else 16)
 
-    byte_row = gl.cast(gl.minimum(first + along(1, ROWS, byte_layout, 3), n - 1), gl.int64)
+    byte_row = gl.cast(gl.minimum(first + along(1, BLOCK_N, byte_layout, 3), n - 1), gl.int64)
     byte_block = begin + along(0, SPLITS, byte_layout, 3) * 4 + along(2, 4, byte_layout, 3)
     bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
 
     X_STEP: gl.constexpr = padded_m * (STEP // 2)
-    column = along(1, COLUMNS, x_layout, 3)
+    column = along(1, BLOCK_M, x_layout, 3)
     source = operand.to(gl.pointer_type(gl.int32)) + gl.cast(begin // 4, gl.int64) * X_STEP
     source = gl.multiple_of(source + gl.cast(top // 8, gl.int64) * (STORED * (STEP // 2)), 16)
     x_offset = gl.cast(along(0, SPLITS, x_layout, 3), gl.int64) * X_STEP
@@ -96,8 +96,8 @@ def mxfp4_gemm_narrow(
     x = ()
     for quarter in gl.static_range(4):
         x += (gl.load(source + (x_offset + quarter * (STORED * 16))),)
-    total = gl.zeros([SPLITS, ROWS, COLUMNS], gl.float32, layout=layout)
-    fits = gl.full([SPLITS, ROWS, 4], 0x80, gl.int32, layout=byte_layout)
+    total = gl.zeros([SPLITS, BLOCK_N, BLOCK_M], gl.float32, layout=layout)
+    fits = gl.full([SPLITS, BLOCK_N, 4], 0x80, gl.int32, layout=byte_layout)
     for _ in range(begin, end, 4 * SPLITS * AHEAD):
         for i in gl.static_range(AHEAD):
             byte = s[0].to(gl.int32)
@@ -112,7 +112,7 @@ def mxfp4_gemm_narrow(
             )
             b = pieces(x[0]) + pieces(x[1]) + pieces(x[2]) + pieces(x[3])
             # The units round towards zero: their own sum must stay short.
-            part = gl.zeros([SPLITS, ROWS, COLUMNS], gl.float32, layout=layout)
+            part = gl.zeros([SPLITS, BLOCK_N, BLOCK_M], gl.float32, layout=layout)
             for j in gl.static_range(8):
                 part = gl.nvidia.ampere.mma_v2(
                     warp_operand(unpacked[j], 0, layout), warp_operand(b[j], 1, layout), part
@@ -128,7 +128,7 @@ def mxfp4_gemm_narrow(
         byte_block += 4 * SPLITS * AHEAD
 
     splits_layout: gl.constexpr = (
-        layouts.all_splits(SPLITS, gl.num_warps(), COLUMNS) if SPLITS > 1 else layout
+        layouts.all_splits(SPLITS, gl.num_warps(), BLOCK_M) if SPLITS > 1 else layout
     )
     finish(
         total, fits, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,

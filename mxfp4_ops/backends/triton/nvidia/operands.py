@@ -2,9 +2,9 @@
 
 Both operands are bfloat16. The weight is 2**-64 times what its codes and scales stand for, and x is
 2**64 times its quantised value, which leaves the product as it is: a code's magnitude, put where
-bfloat16's exponent ends and its mantissa starts, is the number times 2**-126, and one multiplication
-by 2**62 times the block scale, which bfloat16 can hold, makes the operand of it. That is exact for
-scale bytes of the weight from 64 to 191, numbers from 2**-64 to 6 * 2**64, and for those of x from
+bfloat16's exponent ends and its mantissa starts, is the number times 2**-126, and multiplied by
+2**62 times the block scale, which bfloat16 can hold, it is the operand. That is exact for scale
+bytes of the weight from 64 to 191, numbers from 2**-64 to 6 * 2**64, and for those of x from
 `SMALLEST` to `LARGEST`. `exact.py` has what lies outside.
 """
 
@@ -32,9 +32,9 @@ TWICE = gl.constexpr(0x00800080)
 def _unpack_word(word: str, scale: str, first: int, multiply: str) -> str:
     """PTX for the 4 pairs of bfloat16 in a word of 8 codes: 0 and 4, 1 and 5, 2 and 6, 3 and 7.
 
-    LOP3 0xE4 takes the magnitude, under the mask, from the word shifted so that it lies in bits 6 to
-    8 of each half, and the sign, outside, from signs shifted to bit 15: all other signs are under
-    the mask then.
+    LOP3 0xE4 takes the magnitude, under the mask, from the word shifted so that it lies in bits 6
+    to 8 of each half, and the sign, outside, from signs shifted to bit 15: all other signs are
+    under the mask then.
     """
     lines = [f"and.b32 e, {word}, 0x08080808; and.b32 o, {word}, 0x80808080;"]
     shifts = (
@@ -91,7 +91,7 @@ def in_range(byte: gl.tensor) -> gl.tensor:
 
 @gluon.jit
 def unpack(words: gl.tensor, byte: gl.tensor, HAS_MUL: gl.constexpr) -> tuple[gl.tensor, ...]:
-    """8 pieces [splits, rows, 16] of the weight, from words of codes and [splits, rows, 4] bytes."""
+    """8 pieces [splits, rows, 16] of the weight, of words of codes and [splits, rows, 4] bytes."""
     splits: gl.constexpr = words.shape[0]
     rows: gl.constexpr = words.shape[1]
     scale = gl.expand_dims((byte + SCALE_BIAS) * TWICE, 3).broadcast_to([splits, rows, 4, 4])
@@ -124,7 +124,7 @@ def pieces(x: gl.tensor) -> tuple[gl.tensor, gl.tensor]:
 
 @gluon.jit
 def warp_operand(piece: gl.tensor, INDEX: gl.constexpr, layout: gl.constexpr) -> gl.tensor:
-    """A piece, of which a lane has 4 neighbours, as an operand of mma: two and two, 8 apart there."""
+    """A piece, of which a lane has 4 neighbours, as an operand of mma: there they are 8 apart."""
     splits: gl.constexpr = piece.shape[0]
     rows: gl.constexpr = piece.shape[1]
     piece = gl.permute(gl.reshape(piece, [splits, rows, 4, 2, 2]), [0, 1, 3, 2, 4])

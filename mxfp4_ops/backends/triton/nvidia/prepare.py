@@ -7,7 +7,6 @@ import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
 from ..numbers import (
-    BIAS,
     BLOCK,
     NAN,
     block_amax,
@@ -44,9 +43,9 @@ def mxfp4_prepare(
 ) -> None:
     """One program converts BLOCKS blocks of one of m rows of floats, or of codes.
 
-    `operand` is [padded_k / 128, padded_m, 128] bfloat16, zero beyond k. For the wide kernel a row's
-    128 elements are neighbours; for the narrow one those of STORED rows are interleaved, so that the
-    lanes of a warp read neighbours. A block that bfloat16 cannot hold becomes NaN.
+    `operand` is [padded_k / 128, padded_m, 128] bfloat16, zero beyond k. For the wide kernel a
+    row's 128 elements are neighbours; for the narrow one those of STORED rows are interleaved, so
+    that the lanes of a warp read neighbours. A block that bfloat16 cannot hold becomes NaN.
     """
     across = tl.cdiv(padded_k // BLOCK, BLOCKS)
     row = (tl.program_id(0) // across).to(tl.int64)

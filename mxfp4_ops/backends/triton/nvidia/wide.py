@@ -42,30 +42,30 @@ def mxfp4_gemm_wide(
     ROUNDING: gl.constexpr,
     SHUFFLED: gl.constexpr,
     DEPENDENT: gl.constexpr,
-    ROWS: gl.constexpr,
-    COLUMNS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
     AHEAD: gl.constexpr,
 ) -> None:
-    """One program computes the sums of ROWS rows of W and COLUMNS of x over one split of K.
+    """One program computes the sums of BLOCK_N rows of W and BLOCK_M of x over one split of K.
 
     STAGES tiles of x are under way or in use, and AHEAD steps of W. Arguments are as for
     `mxfp4_gemm_narrow`.
     """
     WARPS: gl.constexpr = gl.num_warps()
-    layout: gl.constexpr = layouts.warpgroup_sums(WARPS, COLUMNS)
-    word_layout: gl.constexpr = layouts.words(1, WARPS, ROWS)
-    byte_layout: gl.constexpr = layouts.scales(1, WARPS, ROWS)
+    layout: gl.constexpr = layouts.warpgroup_sums(WARPS, BLOCK_M)
+    word_layout: gl.constexpr = layouts.words(1, WARPS, BLOCK_N)
+    byte_layout: gl.constexpr = layouts.scales(1, WARPS, BLOCK_N)
     copy_layout: gl.constexpr = layouts.copies(WARPS)
     tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
 
     # Neighbouring programs have the same rows of W, of which there is more.
-    top = gl.program_id(0) * COLUMNS
-    first = gl.program_id(1) * ROWS
+    top = gl.program_id(0) * BLOCK_M
+    first = gl.program_id(1) * BLOCK_N
     begin = gl.program_id(2) * blocks_per_split
     end = gl.minimum(begin + blocks_per_split, blocks)
 
-    row = gl.cast(gl.minimum(first + along(1, ROWS, word_layout, 3), n - 1), gl.int64)
+    row = gl.cast(gl.minimum(first + along(1, BLOCK_N, word_layout, 3), n - 1), gl.int64)
     word = along(2, 16, word_layout, 3)
     block = begin + word // 4
     words = codes.to(gl.pointer_type(gl.int32))
@@ -74,17 +74,17 @@ def mxfp4_gemm_wide(
     word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
     WORD_STEP: gl.constexpr = 256 if SHUFFLED else 16
 
-    byte_row = gl.cast(gl.minimum(first + along(1, ROWS, byte_layout, 3), n - 1), gl.int64)
+    byte_row = gl.cast(gl.minimum(first + along(1, BLOCK_N, byte_layout, 3), n - 1), gl.int64)
     byte_block = begin + along(2, 4, byte_layout, 3)
     bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
 
     x_step = gl.cast(padded_m, gl.int64) * STEP
     source = gl.multiple_of(operand + (begin // 4 * x_step + top * STEP), 16)
-    x_offset = along(0, COLUMNS, copy_layout, 2) * STEP + along(1, STEP, copy_layout, 2)
+    x_offset = along(0, BLOCK_M, copy_layout, 2) * STEP + along(1, STEP, copy_layout, 2)
     x_offset = gl.cast(x_offset, gl.int64)
     tiles = ()
     for _ in gl.static_range(STAGES):
-        tiles += (gl.allocate_shared_memory(gl.bfloat16, [COLUMNS, STEP], tile_layout),)
+        tiles += (gl.allocate_shared_memory(gl.bfloat16, [BLOCK_M, STEP], tile_layout),)
 
     w = ()
     s = ()
@@ -105,7 +105,7 @@ def mxfp4_gemm_wide(
     w = w[1:] + (gl.load(words + (word_offset + AHEAD * WORD_STEP), mask=block + 4 * AHEAD < end),)
     ahead = byte_block + 4 * AHEAD
     s = s[1:] + (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
-    total = gl.zeros([ROWS, COLUMNS], gl.float32, layout=layout)
+    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=layout)
     for start in range(begin, end, 4 * STAGES):
         for i in gl.static_range(STAGES):
             async_copy.wait_group(STAGES - 2)

@@ -1,0 +1,102 @@
+"""The kernels for NVIDIA's GPUs compiled for some that are not there, as launches there would be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+if triton.knobs.runtime.interpret:
+    pytest.skip("with TRITON_INTERPRET, kernels are not compiled", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+
+from benchmarks.gfx950.compile import driver_of  # noqa: E402
+from mxfp4_ops.backends.devices import Target  # noqa: E402
+from mxfp4_ops.backends.triton import nvidia  # noqa: E402
+from mxfp4_ops.backends.triton.launch import Launch  # noqa: E402
+from mxfp4_ops.layout import shuffled_shapes  # noqa: E402
+
+# Of Triton 3.9: that the default of a later release will be another one.
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+
+UNITS = {80: 108, 89: 128, 90: 132, 100: 148, 120: 170}
+SHARED = {80: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB that a program can have."""
+
+every_gpu = pytest.mark.parametrize("capability", UNITS)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def compiled(capability: int, launch: Launch) -> Any:
+    target = GPUTarget("cuda", capability, 32)
+    with driver_of(str(capability)):
+        triton.runtime.driver.active.target = target
+        values = {**launch.arguments, **launch.constants, **launch.options}
+        kernel = launch.kernel.run(grid=launch.grid, warmup=True, **values)
+    assert kernel.metadata.target == target
+    assert kernel.metadata.shared <= SHARED[capability] << 10
+    return kernel
+
+
+@every_gpu
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "shuffled"),
+    [
+        (1, 8192, 8192, torch.bfloat16, False),
+        (16, 2112, 7168, torch.float16, True),
+        (200, 2880, 2880, torch.float32, False),
+    ],
+)
+def test_products_use_the_matrix_units(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    shuffled: bool,
+) -> None:
+    gpu = Target(f"sm_{capability}", UNITS[capability])
+    monkeypatch.setattr(nvidia, "target", lambda device: gpu)
+    codes, scales = shuffled_shapes(n, k) if shuffled else ((n, k // 2), (n, k // 32))
+    n = codes[0]
+    out, bias = meta(m, n, dtype=dtype), meta(n, dtype=dtype)
+    launches = nvidia.quant_mm(
+        meta(m, k, dtype=dtype), meta(*codes), meta(*scales), bias, out, shuffled, "even"
+    )
+    prepare, product, *_ = launches
+    hopper = capability >= 90
+    assert prepare.options.get("launch_pdl", False) == hopper
+    ptx = compiled(capability, prepare).asm["ptx"]
+    assert ("griddepcontrol.launch_dependents" in ptx) == hopper
+
+    kernel = compiled(capability, product)
+    ptx = kernel.asm["ptx"]
+    assert ("griddepcontrol.wait" in ptx) == hopper
+    # Codes become bfloat16 by bits and one multiplication, for two at a time.
+    assert re.search(r"lop3\.b32 [^;]*0x01C001C0, 0xE4", ptx)
+    assert ("mul.rn.bf16x2" in ptx) == hopper
+    assert ("fma.rn.bf16x2" in ptx) == (not hopper)
+    if capability == 90 and m > 16:
+        assert "wgmma.mma_async" in ptx
+    else:
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx
+    # 16 bytes of codes at a time.
+    assert re.search(r"ld\.global\.v4\.b32", ptx)
+
+
+def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
+    m, n, k = 40, 96, 160
+    left = meta(m, k // 2), meta(m, k // 32)
+    right = meta(n, k // 2), meta(n, k // 32)
+    out = meta(m, n, dtype=torch.float32)
+    for launch in nvidia.mm(*left, *right, None, out, False):
+        assert launch.kernel.__name__ in compiled(90, launch).asm["ptx"]

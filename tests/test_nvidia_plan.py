@@ -1,0 +1,116 @@
+"""Plans of the kernels for NVIDIA's GPUs, for all sizes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from mxfp4_ops.backends.devices import Target
+from mxfp4_ops.backends.triton.nvidia.plan import (
+    LARGEST_SPLIT,
+    NARROW_ROWS,
+    STEP_BLOCKS,
+    Plan,
+    capability,
+    found_plan,
+    narrow_plan,
+    product_plan,
+    wide_plan,
+)
+from mxfp4_ops.tuning.candidates import family
+
+H200, A100 = Target("sm_90", 132), Target("sm_80", 108)
+targets = st.sampled_from([H200, A100, Target("sm_120", 170)])
+rows = st.integers(1, 1 << 17) | st.integers(1, 300)
+columns = st.integers(1, 1 << 18) | st.integers(1, 300)
+depths = st.integers(1, 4096).map(lambda blocks: 32 * blocks)
+
+
+@given(m=rows, n=columns, k=depths, target=targets)
+def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
+    plan = product_plan(m, n, k, target)
+    each = plan.blocks_per_split(k)
+    assert each % (STEP_BLOCKS * (1 if plan.wide else plan.warps_k * plan.stages)) == 0
+    assert each * plan.split_k >= k // 32
+    assert each * (plan.split_k - 1) < k // 32, "the last one has nothing to do"
+    assert plan.split_k <= LARGEST_SPLIT
+
+
+@given(m=rows, n=columns, k=depths, target=targets)
+def test_tiles_and_warps(m: int, n: int, k: int, target: Target) -> None:
+    plan = product_plan(m, n, k, target)
+    assert plan.wide == (target == H200 and m > NARROW_ROWS)
+    assert plan.block_m <= max(8, 2 * m - 1) or plan.wide
+    assert plan.num_warps <= 16
+    # A warp's sums, and a step's beside them, are at most half of a thread's registers.
+    down = plan.num_warps // plan.warps_k
+    assert plan.block_m * plan.block_n <= 2048 * down
+    # No warp is without a step, where K has so many.
+    assert plan.warps_k <= max(1, k // 128)
+
+
+@given(n=columns, k=depths)
+def test_split_k_only_where_tiles_are_few(n: int, k: int) -> None:
+    plan = narrow_plan(16, n, k, H200.compute_units)
+    assert plan.split_k == 1 or plan.tiles(16, n) * plan.split_k <= H200.compute_units
+    plan = wide_plan(64, n, k, H200.compute_units)
+    assert plan.split_k == 1 or plan.tiles(64, n) * plan.split_k <= 3 * H200.compute_units
+
+
+def test_nothing_to_multiply() -> None:
+    for m, n, k in ((0, 16, 64), (16, 0, 64), (16, 16, 0)):
+        plan = product_plan(m, n, k, H200)
+        assert plan.split_k == 1
+        assert plan.tiles(m, n) == ceil(m / plan.block_m) * ceil(n / plan.block_n)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block_n": 24}, {"block_m": 4}, {"block_m": 128}, {"warps_k": 16}, {"split_k": 0},
+        {"stages": 0}, {"fused": True}, {"wide": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_plans_that_no_kernel_has(change: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"no kernel|powers of two"):
+        Plan(**(asdict(Plan(16, 16, 8, 8)) | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_warps": 2}, {"block_n": 32}, {"stages": 1}, {"block_m": 512}, {"warps_k": 2}],
+    ids=str,
+)
+def test_wide_plans_that_no_kernel_has(change: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="no kernel"):
+        Plan(**(asdict(Plan(64, 64, 4, stages=2, wide=True)) | change))
+
+
+def test_capability() -> None:
+    assert capability("sm_90") == 90
+    assert capability("sm_120") == 120
+    assert capability("gfx950") == capability("cpu") == 0
+
+
+def test_a_table_for_hopper_is_no_other_gpus() -> None:
+    assert found_plan(64, 8192, 8192, replace(H200, compute_units=114)).origin.startswith("rule")
+    assert not found_plan(64, 8192, 8192, A100).plan.wide
+
+
+@given(m=rows, n=columns, k=depths, target=targets)
+def test_candidates_of_the_tuner(m: int, n: int, k: int, target: Target) -> None:
+    plans = family((m, n, k), target, shuffled=False)
+    assert plans.starts[0] == product_plan(m, n, k, target)
+    for start in plans.starts:
+        near = list(plans.neighbours(start))
+        assert start not in near
+        assert all(target == H200 or not plan.wide for plan in near)
+        for plan in near:
+            assert plan.blocks_per_split(k) * (plan.split_k - 1) < max(k // 32, 1)
