@@ -32,6 +32,7 @@ from .measure import TOLERANCE
 SHAPES = "8192x8192,8192x28672,14336x4096,2112x7168,4096x4096,7168x2048,2880x512,4096x512"
 ROWS = "1,4,16,32,64,128,512,1024,4096"
 ROUNDS = 7
+GRAPH_MILLISECONDS = 10
 COPIED = 1 << 31
 """Bytes that are copied to measure the bandwidth of memory."""
 
@@ -68,8 +69,9 @@ def graph_time(calls: list[Callable[[], Any]]) -> float:
     for call in calls:
         call()
     torch.cuda.synchronize()
+    once = _milliseconds(lambda: [call() for call in calls])
+    repeats = max(1, min(24 // len(calls), int(GRAPH_MILLISECONDS / once)))
     graph = torch.cuda.CUDAGraph()
-    repeats = max(1, 24 // len(calls))
     with torch.cuda.graph(graph):
         for call in calls * repeats:
             call()

@@ -6,6 +6,7 @@ from .backends import BackendStatus, backends, use_backend
 from .formats import ScaleMode
 from .linear import Mxfp4Linear
 from .moe import Mxfp4Experts
+from .report import Report, report
 from .swap import SwapReport, swap_linear
 from .swap_experts import swap_experts
 
@@ -15,6 +16,7 @@ __all__ = [
     "BackendStatus",
     "Mxfp4Experts",
     "Mxfp4Linear",
+    "Report",
     "ScaleMode",
     "SwapReport",
     "__version__",
@@ -25,6 +27,7 @@ __all__ = [
     "mm_a16",
     "quant_mm",
     "quantize",
+    "report",
     "shuffle",
     "swap_experts",
     "swap_linear",

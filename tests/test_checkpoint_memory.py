@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoint_files import write
-from test_swap_memory import _why_not_measurable
+from peak_memory import needs_peak, printed
 
 MIB = 1 << 20
 LAYERS, SIZE = 32, 1024
@@ -24,18 +20,8 @@ SCRIPT = f"""
 import sys, torch
 from pathlib import Path
 from mxfp4_ops import checkpoint
+from peak_memory import peak
 from torch import nn
-
-def status(key):
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(key))
-
-def peak(action):
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    before = status("VmRSS")
-    kept = action()
-    return status("VmHWM") - before
 
 def model(layers, size):
     with torch.device("meta"):
@@ -61,17 +47,12 @@ print(peak(action("large", {LAYERS}, {SIZE})))
 
 def measure(action: str, folder: Path) -> float:
     # What has been freed goes back to the system, and does not count.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", SCRIPT, action, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+    peak: float = printed(SCRIPT, action, folder, MALLOC_MMAP_THRESHOLD_="65536")
+    return peak
 
 
+@needs_peak
 def test_peaks(tmp_path: Path) -> None:
-    reason = _why_not_measurable()
-    if reason is not None:
-        pytest.skip(reason)
     write(tmp_path / "small", {f"{i}.weight": torch.randn(64, 64) for i in range(2)})
     weight = torch.randn(SIZE, SIZE)
     write(tmp_path / "large", {f"{i}.weight": weight + i for i in range(LAYERS)})

@@ -131,6 +131,17 @@ def test_triton_by_whatever_name_it_was_installed(monkeypatch: pytest.MonkeyPatc
     assert info()["triton"] is None
 
 
+def test_works_without_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; from mxfp4_ops.cli import app; app()"
+    command = [sys.executable, "-c", code, "info", "--json", "--explain", "4", "24", "96"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    (status,) = (status for status in found["backends"] if status["name"] == "triton")
+    assert not status["available"]
+    assert "pip install triton" in status["reason"]
+    assert found["decisions"][0]["backend"] in ("cpu", "reference")
+
+
 def test_forced_backend() -> None:
     assert info()["forced_backend"] is None
     found = json.loads(run_module("info", "--json", MXFP4_OPS_BACKEND="reference"))

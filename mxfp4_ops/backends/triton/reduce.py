@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .dependent import let_next_begin, wait_for_previous
 from .launch import Launch
 from .numbers import as_float32, rounded_to
 
@@ -26,11 +27,15 @@ def mxfp4_reduce(
     bias_stride: tl.tensor,
     SPLITS: tl.constexpr,
     ELEMENTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     first = tl.program_id(0).to(tl.int64) * ELEMENTS
     index = tl.arange(0, ELEMENTS)  # from the program's first element, so that 32 bits do
     inside = index < elements - first
     partials += first
+    if DEPENDENT:
+        wait_for_previous()  # for the kernels before this one, which may have begun early
+        let_next_begin()
     total = tl.load(partials + index, mask=inside, other=0.0)
     for _ in tl.static_range(1, SPLITS):
         partials += elements
@@ -48,10 +53,13 @@ def bias_arguments(bias: Tensor | None) -> tuple[dict[str, Any], dict[str, Any]]
     return {"bias": bias, "bias_stride": bias.stride(0)}, {}
 
 
-def reduce(partials: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
+def reduce(
+    partials: Tensor, bias: Tensor | None, out: Tensor, dependent: bool = False
+) -> list[Launch]:
     """Add float32 partials[S, M, N], the first one first, and the bias; round into out[M, N].
 
-    All are contiguous but the bias, and all may have any float dtype but the partials.
+    All are contiguous but the bias, and all may have any float dtype but the partials. With
+    `dependent`, NVIDIA's GPUs launch it before the kernel that it waits for has ended.
     """
     elements, n = out.numel(), out.shape[-1]
     arguments, constants = bias_arguments(bias)
@@ -61,6 +69,7 @@ def reduce(partials: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
             mxfp4_reduce,
             (ceil(elements / ELEMENTS), 1, 1),
             arguments,
-            constants | {"SPLITS": len(partials), "ELEMENTS": ELEMENTS},
+            constants | {"SPLITS": len(partials), "ELEMENTS": ELEMENTS, "DEPENDENT": dependent},
+            {"launch_pdl": True} if dependent else {},
         )
     ]

@@ -94,7 +94,7 @@ def _product(
     )
     if plan.split_k > 1:
         sums = out.new_empty(plan.split_k, m, n, dtype=torch.float32)
-        last, bias_here = reduce(sums, bias, out), None
+        last, bias_here = reduce(sums, bias, out, dependent), None
     else:
         sums, last, bias_here = out, [], bias
     codes = _aligned(codes)

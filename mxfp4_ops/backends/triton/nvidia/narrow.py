@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.extra.cuda.gdc import gdc_wait
 
+from .. import dependent
 from . import layouts
 from .epilogue import finish
 from .exact import scale_blocks, scale_rows
 from .operands import STEP, along, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
+
+wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
+let_next_begin = gluon.jit(dependent.let_next_begin.fn)
 
 
 @gluon.jit
@@ -92,7 +95,8 @@ def mxfp4_gemm_narrow(
         ahead = byte_block + 4 * SPLITS * i
         s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
     if DEPENDENT:
-        gdc_wait()  # what comes before reads weights only
+        wait_for_previous()  # what comes before reads weights only
+        let_next_begin()
     x = ()
     for quarter in gl.static_range(4):
         x += (gl.load(source + (x_offset + quarter * (STORED * 16))),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
+from ..dependent import let_next_begin, wait_for_previous
 from ..numbers import (
     BLOCK,
     NAN,
@@ -52,8 +52,8 @@ def mxfp4_prepare(
     first = tl.program_id(0) % across * BLOCKS
     column = first.to(tl.int64) * BLOCK + tl.arange(0, BLOCKS * BLOCK)
     if DEPENDENT:
-        gdc_wait()  # for what the kernels before wrote
-        gdc_launch_dependents()
+        wait_for_previous()  # for what the kernels before wrote
+        let_next_begin()
     if QUANTIZE:
         x = tl.load(a + row * a_stride_m + column * a_stride_k, mask=column < k, other=0.0)
         bits = tl.reshape(float32_bits(x), [BLOCKS, BLOCK])

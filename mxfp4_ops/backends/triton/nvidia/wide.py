@@ -10,12 +10,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.language.extra.cuda.gdc import gdc_wait
 
+from .. import dependent
 from . import layouts
 from .epilogue import finish
 from .exact import scale_blocks, scale_rows
 from .operands import STEP, along, in_range, unpack, warpgroup_operand, word_blocks, word_rows
+
+wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
+let_next_begin = gluon.jit(dependent.let_next_begin.fn)
 
 
 @gluon.jit
@@ -93,7 +96,8 @@ def mxfp4_gemm_wide(
         ahead = byte_block + 4 * i
         s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
     if DEPENDENT:
-        gdc_wait()  # what comes before reads weights only
+        wait_for_previous()  # what comes before reads weights only
+        let_next_begin()
     for i in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(
             tiles[i], source + i * x_step + x_offset, mask=begin + 4 * i < end
