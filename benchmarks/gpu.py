@@ -194,6 +194,14 @@ def main(
     torch.manual_seed(0)
     read = bandwidth()
     rows: list[GpuRow] = []
+    report: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(0),
+        "driver": driver(),
+        "date": date.today().isoformat(),
+        "versions": versions(),
+        "copy_bytes_per_second": read,
+        "notes": notes,
+    }
     weights_of = [tuple(map(int, text.split("x"))) for text in shapes.split(",")]
     with torch.inference_mode():
         for n, k in track(weights_of, "Measuring", console=console, transient=True):
@@ -206,23 +214,15 @@ def main(
                         rows.append(measure(name, x, weights))
                     except Exception as error:  # whatever another library raises
                         notes.append(f"{name}, M={size} N={n} K={k}: {str(error)[:200]}")
+            del weights
             torch.cuda.empty_cache()
-    for n, k in weights_of:
-        console.print(table(rows, n, k, read))
+            console.print(table(rows, n, k, read))
+            report["rows"] = [asdict(row) for row in rows]
+            if json_ is not None:  # after each weight, so that nothing is lost
+                json_.parent.mkdir(parents=True, exist_ok=True)
+                json_.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     for note in notes:
         console.print(note, soft_wrap=True)
-    report = {
-        "gpu": torch.cuda.get_device_name(0),
-        "driver": driver(),
-        "date": date.today().isoformat(),
-        "versions": versions(),
-        "copy_bytes_per_second": read,
-        "notes": notes,
-        "rows": [asdict(row) for row in rows],
-    }
-    if json_ is not None:
-        json_.parent.mkdir(parents=True, exist_ok=True)
-        json_.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
         from .gpu_plot import draw
 

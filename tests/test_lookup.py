@@ -252,7 +252,10 @@ def test_shipped_tables(path: Path) -> None:
     assert len(set(sizes)) == len(sizes)
     assert all(k % 32 == 0 for _, _, k in sizes)
     if path.stem.startswith("sm_"):
-        assert len(lookup.plans(path.stem, ProductPlan)) == len(sizes)
+        pytest.importorskip("triton", reason="Triton is not installed")
+        from mxfp4_ops.backends.triton.nvidia.plan import Plan
+
+        assert len(lookup.plans(path.stem, Plan)) == len(sizes)
 
 
 def test_figures_of_other_kernels_are_kept_apart() -> None:

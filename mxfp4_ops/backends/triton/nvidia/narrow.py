@@ -91,7 +91,9 @@ def mxfp4_gemm_narrow(
     w = ()
     s = ()
     for i in gl.static_range(AHEAD):
-        w += (gl.load(words + (word_offset + i * WORD_STEP), mask=block + 4 * SPLITS * i < end),)
+        inside = block + 4 * SPLITS * i < end
+        word_at = word_offset + i * WORD_STEP
+        w += (gl.load(words + word_at, mask=inside, eviction_policy="evict_first"),)
         ahead = byte_block + 4 * SPLITS * i
         s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
     if DEPENDENT:
@@ -108,8 +110,10 @@ def mxfp4_gemm_narrow(
             fits &= in_range(byte)
             unpacked = unpack(w[0], byte, HAS_MUL)
             # The registers of what was used take what comes, so that none must be copied.
-            at = word_offset + (i + AHEAD) * WORD_STEP
-            w = w[1:] + (gl.load(words + at, mask=block + 4 * SPLITS * (i + AHEAD) < end),)
+            word_at = word_offset + (i + AHEAD) * WORD_STEP
+            inside = block + 4 * SPLITS * (i + AHEAD) < end
+            # Nobody reads a weight twice, but everyone x.
+            w = w[1:] + (gl.load(words + word_at, mask=inside, eviction_policy="evict_first"),)
             ahead = byte_block + 4 * SPLITS * (i + AHEAD)
             s = s[1:] + (
                 gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),
