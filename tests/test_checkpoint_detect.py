@@ -92,7 +92,7 @@ def test_found(
             SAME_NAME,
             OURS | {"scale_mode": "odd"},
             None,
-            "scale_mode must be 'even' or 'floor' or 'ceil', got 'odd'",
+            "scale_mode must be 'even', 'floor' or 'ceil', got 'odd'",
         ),
     ],
 )

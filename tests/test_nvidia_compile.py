@@ -1,4 +1,4 @@
-"""The kernels for NVIDIA's GPUs compiled for some that are not there, as launches there would be."""
+"""The kernels for NVIDIA's GPUs, compiled for some that are not there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from benchmarks.gfx950.compile import driver_of  # noqa: E402
 from mxfp4_ops.backends.devices import Target  # noqa: E402
 from mxfp4_ops.backends.triton import nvidia  # noqa: E402
 from mxfp4_ops.backends.triton.launch import Launch  # noqa: E402
+from mxfp4_ops.backends.triton.nvidia.plan import Plan  # noqa: E402
 from mxfp4_ops.layout import shuffled_shapes  # noqa: E402
 
 # Of Triton 3.9: that the default of a later release will be another one.
@@ -98,5 +99,9 @@ def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     left = meta(m, k // 2), meta(m, k // 32)
     right = meta(n, k // 2), meta(n, k // 32)
     out = meta(m, n, dtype=torch.float32)
-    for launch in nvidia.mm(*left, *right, None, out, False):
+    plan = Plan(32, 64, 4, stages=2, split_k=2, wide=True)
+    names = []
+    for launch in nvidia.mm(*left, *right, None, out, False, plan):
         assert launch.kernel.__name__ in compiled(90, launch).asm["ptx"]
+        names.append(launch.kernel.__name__)
+    assert names == ["mxfp4_prepare", "mxfp4_gemm_wide", "mxfp4_reduce"]

@@ -24,8 +24,8 @@ def float_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale_mode": "round"}, "scale_mode must be one of even, floor, ceil, got 'round'"),
-        ({"activation": "int8"}, "activation must be one of mxfp4, bf16, got 'int8'"),
+        ({"scale_mode": "round"}, "scale_mode must be 'even', 'floor' or 'ceil', got 'round'"),
+        ({"activation": "int8"}, "activation must be 'mxfp4' or 'bf16', got 'int8'"),
         ({"modules_to_not_convert": "lm_head"}, "must be a list of names, got the string"),
         ({"quant_method": "mxfp4"}, "quant_method must be 'mxfp4_ops', got 'mxfp4'"),
     ],

@@ -15,18 +15,9 @@ from benchmarks.accuracy import answer, perplexity
 from mxfp4_ops.integrations.transformers import Mxfp4OpsConfig
 
 
-def _check(folder: Path, activation: Any, saved: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = load(folder, Mxfp4OpsConfig(activation=activation), dtype=torch.float32)
+def _check(model: Any, tokenizer: Any, saved: Path) -> None:
     assert len(swapped(model)) == 30 * 7
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    batch = {"input_ids": tokenizer(models.text()[:400], return_tensors="pt")["input_ids"]}
-    float_model = load(folder, dtype=torch.float32)
-    float_loss, loss = (math.log(perplexity(m, [batch])) for m in (float_model, model))
-    ignorance = math.log(model.config.vocab_size)
-    assert loss - float_loss < (ignorance - float_loss) / 2
     said = answer(model, tokenizer, tokens=8)
     assert said.split()
 
@@ -41,5 +32,16 @@ def test_a_real_language_model(tmp_path: Path) -> None:
         folder = models.smollm2(tmp_path / "float")
     except models.Missing as missing:
         pytest.skip(str(missing))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(models.text()[:400], return_tensors="pt")["input_ids"]
+
+    def loss(model: Any) -> float:
+        return math.log(perplexity(model, [{"input_ids": tokens}]))
+
+    float_loss, ignorance = loss(load(folder, dtype=torch.float32)), math.log(len(tokenizer))
     for activation in ("mxfp4", "bf16"):
-        _check(folder, activation, tmp_path / activation)
+        model = load(folder, Mxfp4OpsConfig(activation=activation), dtype=torch.float32)
+        assert loss(model) - float_loss < (ignorance - float_loss) / 2
+        _check(model, tokenizer, tmp_path / activation)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import api
-from ..formats import ACTIVATIONS, BLOCK, SCALE_MODES, Activation, ScaleMode
+from .. import api, checks
+from ..formats import BLOCK, Activation, ScaleMode
 
 MXFP4 = "MXFP4"
 """The dtype of an `Entry` that is quantised; others have the names that safetensors uses."""
@@ -110,11 +110,8 @@ class Settings:
     activation: Activation = "mxfp4"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("scale_mode", SCALE_MODES), ("activation", ACTIVATIONS)):
-            value = getattr(self, name)
-            if value not in allowed:
-                choices = " or ".join(map(repr, allowed))
-                raise ValueError(f"{name} must be {choices}, got {value!r}")
+        checks.mode(self.scale_mode)
+        checks.activation(self.activation)
 
 
 def plain_entry(name: str, tensor: Raw) -> Entry:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..formats import ACTIVATIONS, SCALE_MODES, Activation, ScaleMode
+from .. import checks
+from ..formats import Activation, ScaleMode
 from ..moe import Mxfp4Experts
 from ..swap import SwapReport, swap_linear
 from ..swap_experts import swap_experts
@@ -75,12 +76,8 @@ class Mxfp4OpsConfig(QuantizationConfigMixin):
     ) -> None:
         if quant_method != METHOD:
             raise ValueError(f"quant_method must be '{METHOD}', got '{quant_method}'")
-        for name, value, choices in (
-            ("scale_mode", scale_mode, SCALE_MODES),
-            ("activation", activation, ACTIVATIONS),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got '{value}'")
+        checks.mode(scale_mode)
+        checks.activation(activation)
         if isinstance(modules_to_not_convert, str):
             raise ValueError(
                 "modules_to_not_convert must be a list of names, got the string "

@@ -1,8 +1,8 @@
 """Kernels that NVIDIA's GPUs (sm_90 and later) launch before the one before them has ended.
 
-A kernel so launched may read and write only after `wait_for_previous` what another kernel touches.
-Since every one of ours waits before it lets the next begin, what came before the previous kernel
-has ended as well by then. (PTX ISA, griddepcontrol)
+A kernel so launched may touch what others wrote only after `wait_for_previous`; until then it may
+read what none of the kernels still running writes. One that waits itself before it lets the next
+begin keeps all that came before it out of the next one's way. (PTX ISA, griddepcontrol)
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +19,6 @@ from .numbers import (
     HALF_BLOCK,
     NAN_SCALE,
     SCALE_ROUNDING,
-    as_float32,
     block_amax,
     e2m1_codes,
     e2m1_values,
@@ -29,27 +27,10 @@ from .numbers import (
     scale_byte,
     scaled,
 )
-from .offsets import code_blocks, code_rows, scale_blocks, scale_rows
+from .offsets import code_rows, scale_rows
 from .plan import ProductPlan
-from .reduce import bias_arguments, reduce
-
-
-@triton.jit
-def halves_product(
-    a_low: tl.tensor, a_high: tl.tensor, b_low: tl.tensor, b_high: tl.tensor
-) -> tl.tensor:
-    """a_low @ b_low + a_high @ b_high, block by block."""
-    if a_low.shape[0] == 1:  # every warp would compute the same if it were one of a batch
-        rows: tl.constexpr = a_low.shape[1]
-        columns: tl.constexpr = b_low.shape[2]
-        depth: tl.constexpr = a_low.shape[2]
-        a_low, a_high = tl.reshape(a_low, [rows, depth]), tl.reshape(a_high, [rows, depth])
-        b_low, b_high = tl.reshape(b_low, [depth, columns]), tl.reshape(b_high, [depth, columns])
-        product = tl.dot(a_high, b_high, tl.dot(a_low, b_low))
-        product = tl.reshape(product, [1, rows, columns])
-    else:
-        product = tl.dot(a_high, b_high, tl.dot(a_low, b_low))
-    return product
+from .product import halves_product, weight_blocks, with_bias
+from .reduce import bias_arguments, split_sums
 
 
 @triton.jit
@@ -106,14 +87,7 @@ def mxfp4_gemm(
         a_mask = (block < last)[:, None] & in_rows
         b_mask = (block < last)[:, None] & in_columns
 
-        b_packed = tl.load(
-            b + b_rows + code_blocks(block, SHUFFLED)[:, None, None],
-            mask=b_mask[:, None, :],
-            other=0,
-        ).to(tl.int32)
-        b_byte = tl.load(
-            b_scale + b_scale_rows + scale_blocks(block, SHUFFLED)[:, None], mask=b_mask, other=0
-        ).to(tl.int32)
+        b_packed, b_byte = weight_blocks(b, b_scale, b_rows, b_scale_rows, block, b_mask, SHUFFLED)
         if QUANTIZE:
             k = block.to(tl.int64)[:, None, None] * BLOCK + tl.arange(0, BLOCK)[None, None, :]
             x = tl.load(a + a_rows + k * a_stride_k, mask=a_mask[:, :, None], other=0.0)
@@ -143,14 +117,11 @@ def mxfp4_gemm(
 
     largest = tl.maximum(tl.max(a_largest, 0)[:, None], tl.max(b_largest, 0)[None, :])
     result = tl.where(largest == NAN_SCALE, float("nan"), tl.sum(total, 0))
-    in_columns = column < n
-    if bias is not None:
-        added = tl.load(bias + column * bias_stride, mask=in_columns, other=0.0)
-        result += as_float32(added)[None, :]
+    result = with_bias(result, bias, column * bias_stride, column < n)
     tl.store(
         out + (split.to(tl.int64) * m + row)[:, None] * n + column[None, :],
         rounded_to(result, out.dtype.element_ty),
-        mask=(row < m)[:, None] & in_columns[None, :],
+        mask=(row < m)[:, None] & in_columns,
     )
 
 
@@ -202,19 +173,12 @@ def _product(
     plan: ProductPlan,
 ) -> list[Launch]:
     m, n = out.shape
-    if plan.split_k > 1:
-        sums = out.new_empty(plan.split_k, m, n, dtype=torch.float32)
-        last, bias_here = reduce(sums, bias, out), None
-    else:
-        sums, last, bias_here = out, [], bias
-    blocks = k // formats.BLOCK
+    sums, bias_here, last = split_sums(plan.split_k, bias, out)
     bias_given, bias_absent = bias_arguments(bias_here)
     arguments = left | bias_given | {"b": b, "b_scale": b_scale, "out": sums}
     arguments |= {"b_stride": b.stride(0), "b_scale_stride": b_scale.stride(0)}
-    arguments |= {"m": m, "n": n, "blocks": blocks}
+    arguments |= {"m": m, "n": n, "blocks": k // formats.BLOCK}
     arguments |= {"blocks_per_split": plan.blocks_per_split(k)}
-    constants = constants | bias_absent | {"SHUFFLED": shuffled}
-    constants |= {"BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCKS": plan.blocks}
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    constants = constants | bias_absent | plan.tile | {"SHUFFLED": shuffled}
     grid = plan.tiles(m, n), plan.split_k, 1
-    return [Launch(mxfp4_gemm, grid, arguments, constants, options), *last]
+    return [Launch(mxfp4_gemm, grid, arguments, constants, plan.options), *last]

@@ -7,6 +7,7 @@ beyond the last tile find none.
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import triton
@@ -14,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ... import formats
-from .gemm import halves_product
 from .launch import Launch
-from .numbers import HALF_BLOCK, NAN_SCALE, as_float32, e2m1_values, rounded_to, scaled
+from .numbers import HALF_BLOCK, NAN_SCALE, e2m1_values, rounded_to, scaled
 from .plan import ProductPlan
+from .product import halves_product, weight_blocks, with_bias
 
 
 def row_tiles(rows: int, experts: int, block_m: int) -> int:
@@ -144,10 +145,9 @@ def mxfp4_grouped_gemm(
         b_mask = (block < last)[:, None] & in_columns[None, :]
         at = (block * HALF_BLOCK)[:, None, None]
         a_packed = tl.load(a + a_rows + at, mask=a_mask[:, :, None], other=0).to(tl.int32)
-        b_packed = tl.load(b + b_rows + at, mask=b_mask[:, None, :], other=0).to(tl.int32)
         a_byte = tl.load(a_scale + a_scale_rows + block[:, None], mask=a_mask, other=0)
-        b_byte = tl.load(b_scale + b_scale_rows + block[:, None], mask=b_mask, other=0)
-        a_byte, b_byte = a_byte.to(tl.int32), b_byte.to(tl.int32)
+        a_byte = a_byte.to(tl.int32)
+        b_packed, b_byte = weight_blocks(b, b_scale, b_rows, b_scale_rows, block, b_mask, False)
 
         of_a, of_b = a_byte[:, :, None], b_byte[:, None, :]
         product = halves_product(
@@ -162,9 +162,8 @@ def mxfp4_grouped_gemm(
 
     largest = tl.maximum(tl.max(a_largest, 0)[:, None], tl.max(b_largest, 0)[None, :])
     result = tl.where(largest == NAN_SCALE, float("nan"), tl.sum(total, 0))
-    if bias is not None:
-        at = bias + expert * bias_stride_e + column * bias_stride
-        result += as_float32(tl.load(at, mask=in_columns & some, other=0.0))[None, :]
+    bias_at = expert * bias_stride_e + column * bias_stride
+    result = with_bias(result, bias, bias_at, in_columns & some)
     tl.store(
         out + row[:, None] * n + column[None, :],
         rounded_to(result, out.dtype.element_ty),
@@ -190,10 +189,7 @@ def grouped_mm(
     arguments |= {"offsets": offsets, "offset_stride": offsets.stride(0), "experts": experts}
     arguments |= {"b_stride_e": b.stride(0), "b_stride": b.stride(1)}
     arguments |= {"b_scale_stride_e": b_scale.stride(0), "b_scale_stride": b_scale.stride(1)}
-    arguments |= {"rows": rows, "n": n, "blocks": 2 * k2 // formats.BLOCK}
-    arguments |= {"tiles": tiles}
-    constants = absent | {"GROUPS": padded_groups(experts)}
-    constants |= {"BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCKS": plan.blocks}
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
-    grid = tiles * -(-n // plan.block_n), 1, 1
-    return [Launch(mxfp4_grouped_gemm, grid, arguments, constants, options)]
+    arguments |= {"rows": rows, "n": n, "blocks": 2 * k2 // formats.BLOCK, "tiles": tiles}
+    constants = absent | plan.tile | {"GROUPS": padded_groups(experts)}
+    grid = tiles * ceil(n / plan.block_n), 1, 1
+    return [Launch(mxfp4_grouped_gemm, grid, arguments, constants, plan.options)]

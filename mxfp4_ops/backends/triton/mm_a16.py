@@ -8,7 +8,6 @@ where the result does not; float16 has no room for it, and needs none.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,9 +23,10 @@ from .numbers import (
     e2m1_values,
     rounded_to,
 )
-from .offsets import code_blocks, code_rows, scale_blocks, scale_rows
+from .offsets import code_rows, scale_rows
 from .plan import ProductPlan
-from .reduce import bias_arguments, reduce
+from .product import halves_product, weight_blocks, with_bias
+from .reduce import bias_arguments, split_sums
 
 LARGEST_EXPONENT = tl.constexpr(120)
 """Of the scales that a decoded weight holds; with it 6 is a normal number still, and 0.5 with its
@@ -48,24 +48,6 @@ def decoded(codes: tl.tensor, within: tl.tensor, dtype: tl.constexpr) -> tl.tens
     else:
         result = (values.to(tl.float32) * power_of_two(within)).to(dtype)
     return result
-
-
-@triton.jit
-def products(x_even: tl.tensor, x_odd: tl.tensor, even: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """x_even @ even + x_odd @ odd, block by block; float32 in full."""
-    if x_even.shape[0] == 1:  # every warp would compute the same if it were one of a batch
-        rows: tl.constexpr = x_even.shape[1]
-        columns: tl.constexpr = even.shape[2]
-        depth: tl.constexpr = x_even.shape[2]
-        x_even, x_odd = tl.reshape(x_even, [rows, depth]), tl.reshape(x_odd, [rows, depth])
-        even, odd = tl.reshape(even, [depth, columns]), tl.reshape(odd, [depth, columns])
-        product = tl.dot(x_even, even, input_precision="ieee")
-        product = tl.dot(x_odd, odd, product, input_precision="ieee")
-        product = tl.reshape(product, [1, rows, columns])
-    else:
-        product = tl.dot(x_even, even, input_precision="ieee")
-        product = tl.dot(x_odd, odd, product, input_precision="ieee")
-    return product
 
 
 @triton.jit
@@ -115,14 +97,9 @@ def mxfp4_mm_a16(
         x_mask = (block < last)[:, None] & in_rows
         mask = (block < last)[:, None] & in_columns
 
-        packed = tl.load(
-            weight + code_row + code_blocks(block, SHUFFLED)[:, None, None],
-            mask=mask[:, None, :],
-            other=0,
-        ).to(tl.int32)
-        byte = tl.load(
-            weight_scale + scale_row + scale_blocks(block, SHUFFLED)[:, None], mask=mask, other=0
-        ).to(tl.int32)
+        packed, byte = weight_blocks(
+            weight, weight_scale, code_row, scale_row, block, mask, SHUFFLED
+        )
         k = block.to(tl.int64)[:, None, None] * (2 * HALF_BLOCK)
         k += tl.arange(0, 2 * HALF_BLOCK)[None, None, :]
         values = tl.load(x + x_rows + k * x_stride_k, mask=x_mask[:, :, None], other=0.0)
@@ -135,7 +112,7 @@ def mxfp4_mm_a16(
         if dtype == tl.float16:
             within = exponent // 2  # in two steps, neither of which leaves float32's range
         inside = within[:, None, :]
-        product = products(
+        product = halves_product(
             x_even,
             x_odd,
             decoded(packed & 15, inside, values.dtype),
@@ -147,14 +124,11 @@ def mxfp4_mm_a16(
         largest = tl.maximum(largest, byte)
 
     result = tl.where((tl.max(largest, 0) == NAN_SCALE)[None, :], float("nan"), tl.sum(total, 0))
-    in_columns = column < n
-    if bias is not None:
-        added = tl.load(bias + column * bias_stride, mask=in_columns, other=0.0)
-        result += as_float32(added)[None, :]
+    result = with_bias(result, bias, column * bias_stride, column < n)
     tl.store(
         out + (split.to(tl.int64) * m + row)[:, None] * n + column[None, :],
         rounded_to(result, out.dtype.element_ty),
-        mask=(row < m)[:, None] & in_columns[None, :],
+        mask=(row < m)[:, None] & in_columns,
     )
 
 
@@ -169,18 +143,13 @@ def mm_a16(
 ) -> list[Launch]:
     """out[M, N] = x[M, K] @ decode(weight).T + bias, in one launch or with split-K in two."""
     (m, n), k = out.shape, x.shape[1]
-    sums, last, bias_here = out, list[Launch](), bias
-    if plan.split_k > 1:
-        sums = out.new_empty(plan.split_k, m, n, dtype=torch.float32)
-        last, bias_here = reduce(sums, bias, out), None
+    sums, bias_here, last = split_sums(plan.split_k, bias, out)
     bias_given, bias_absent = bias_arguments(bias_here)
     arguments = bias_given | {"x": x, "x_stride_m": x.stride(0), "x_stride_k": x.stride(1)}
     arguments |= {"weight": weight, "weight_stride": weight.stride(0)}
     arguments |= {"weight_scale": weight_scale, "weight_scale_stride": weight_scale.stride(0)}
     arguments |= {"out": sums, "m": m, "n": n, "blocks": k // formats.BLOCK}
     arguments |= {"blocks_per_split": plan.blocks_per_split(k)}
-    constants = bias_absent | {"SHUFFLED": shuffled}
-    constants |= {"BLOCK_M": plan.block_m, "BLOCK_N": plan.block_n, "BLOCKS": plan.blocks}
-    options = {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    constants = bias_absent | plan.tile | {"SHUFFLED": shuffled}
     grid = plan.tiles(m, n), plan.split_k, 1
-    return [Launch(mxfp4_mm_a16, grid, arguments, constants, options), *last]
+    return [Launch(mxfp4_mm_a16, grid, arguments, constants, plan.options), *last]

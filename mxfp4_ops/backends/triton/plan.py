@@ -49,6 +49,16 @@ class ProductPlan:
         if self.block_m < 16 or self.block_n < 16 or self.split_k < 1 or self.num_stages < 1:
             raise ValueError(f"{self} is too small")
 
+    @property
+    def tile(self) -> dict[str, int]:
+        """What a program takes, as the kernels' constants."""
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCKS": self.blocks}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """For Triton's compiler."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .dependent import let_next_begin, wait_for_previous
 from .launch import Launch
 from .numbers import as_float32, rounded_to
 
@@ -27,15 +27,11 @@ def mxfp4_reduce(
     bias_stride: tl.tensor,
     SPLITS: tl.constexpr,
     ELEMENTS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ) -> None:
     first = tl.program_id(0).to(tl.int64) * ELEMENTS
     index = tl.arange(0, ELEMENTS)  # from the program's first element, so that 32 bits do
     inside = index < elements - first
     partials += first
-    if DEPENDENT:
-        wait_for_previous()  # for the kernels before this one, which may have begun early
-        let_next_begin()
     total = tl.load(partials + index, mask=inside, other=0.0)
     for _ in tl.static_range(1, SPLITS):
         partials += elements
@@ -53,13 +49,10 @@ def bias_arguments(bias: Tensor | None) -> tuple[dict[str, Any], dict[str, Any]]
     return {"bias": bias, "bias_stride": bias.stride(0)}, {}
 
 
-def reduce(
-    partials: Tensor, bias: Tensor | None, out: Tensor, dependent: bool = False
-) -> list[Launch]:
+def reduce(partials: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
     """Add float32 partials[S, M, N], the first one first, and the bias; round into out[M, N].
 
-    All are contiguous but the bias, and all may have any float dtype but the partials. With
-    `dependent`, NVIDIA's GPUs launch it before the kernel that it waits for has ended.
+    All are contiguous but the bias, and all may have any float dtype but the partials.
     """
     elements, n = out.numel(), out.shape[-1]
     arguments, constants = bias_arguments(bias)
@@ -69,7 +62,16 @@ def reduce(
             mxfp4_reduce,
             (ceil(elements / ELEMENTS), 1, 1),
             arguments,
-            constants | {"SPLITS": len(partials), "ELEMENTS": ELEMENTS, "DEPENDENT": dependent},
-            {"launch_pdl": True} if dependent else {},
+            constants | {"SPLITS": len(partials), "ELEMENTS": ELEMENTS},
         )
     ]
+
+
+def split_sums(
+    splits: int, bias: Tensor | None, out: Tensor
+) -> tuple[Tensor, Tensor | None, list[Launch]]:
+    """Where a product with split-K writes, the bias that it adds itself, and what comes after."""
+    if splits == 1:
+        return out, bias, []
+    partials = out.new_empty(splits, *out.shape, dtype=torch.float32)
+    return partials, None, reduce(partials, bias, out)

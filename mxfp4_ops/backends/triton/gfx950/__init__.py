@@ -22,7 +22,7 @@ from ..dequantize import dequantize
 from ..grouped import expert_bias_arguments, padded_groups, row_tiles
 from ..launch import Launch
 from ..plan import product_plan
-from ..reduce import bias_arguments, reduce
+from ..reduce import bias_arguments, split_sums
 from .fused import mxfp4_quant_mm
 from .gemm import mxfp4_gemm
 from .grouped import mxfp4_grouped_quant_mm
@@ -110,17 +110,14 @@ def _product(
 ) -> list[Launch]:  # fmt: skip
     """One launch of a product kernel, and with split-K that of the sum."""
     (m, n), split = out.shape, plan.split_k
-    target, kernel_bias = out, bias
-    if split > 1:
-        target, kernel_bias = out.new_empty(split, m, n, dtype=torch.float32), None
-    bias_given, bias_absent = bias_arguments(kernel_bias)
-    arguments |= {"out": target, "m": m, "n": n, **bias_given}
+    sums, bias_here, last = split_sums(split, bias, out)
+    bias_given, bias_absent = bias_arguments(bias_here)
+    arguments |= {"out": sums, "m": m, "n": n, **bias_given}
     constants |= {"BM": plan.block_m, "BN": plan.block_n, "KC": plan.chunk_k, "SPLIT": split}
     # Tiles of shuffled weights begin at multiples of 32 rows, so the last cannot always be shifted.
     constants |= {"MASK_N": n < plan.block_n or (shuffled and n % 32 != 0), **bias_absent}
     grid = (ceil(n / plan.block_n), ceil(m / plan.block_m), split)
-    product = Launch(kernel, grid, arguments, constants, {"num_warps": plan.num_warps})
-    return [product, *(reduce(target, bias, out) if split > 1 else [])]
+    return [Launch(kernel, grid, arguments, constants, {"num_warps": plan.num_warps}), *last]
 
 
 def _aligned(t: Tensor, rows: bool = False) -> Tensor:

@@ -20,7 +20,7 @@ from .. import portable
 from ..launch import Launch
 from ..numbers import SCALE_ROUNDING
 from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
-from ..reduce import bias_arguments, reduce
+from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
 from .plan import Plan, capability, found_plan
 from .prepare import mxfp4_prepare
@@ -92,11 +92,7 @@ def _product(
         options,
         writes=("operand",),
     )
-    if plan.split_k > 1:
-        sums = out.new_empty(plan.split_k, m, n, dtype=torch.float32)
-        last, bias_here = reduce(sums, bias, out, dependent), None
-    else:
-        sums, last, bias_here = out, [], bias
+    sums, bias_here, last = split_sums(plan.split_k, bias, out)
     codes = _aligned(codes)
     bias_given, bias_absent = bias_arguments(bias_here)
     arguments = left | bias_given | {"operand": operand, "codes": codes, "scales": scales}

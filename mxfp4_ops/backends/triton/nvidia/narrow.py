@@ -16,7 +16,6 @@ from .exact import scale_blocks, scale_rows
 from .operands import STEP, along, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
-let_next_begin = gluon.jit(dependent.let_next_begin.fn)
 
 
 @gluon.jit
@@ -98,7 +97,6 @@ def mxfp4_gemm_narrow(
         s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
     if DEPENDENT:
         wait_for_previous()  # what comes before reads weights only
-        let_next_begin()
     x = ()
     for quarter in gl.static_range(4):
         x += (gl.load(source + (x_offset + quarter * (STORED * 16))),)

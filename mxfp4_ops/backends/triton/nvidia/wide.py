@@ -18,7 +18,6 @@ from .exact import scale_blocks, scale_rows
 from .operands import STEP, along, in_range, unpack, warpgroup_operand, word_blocks, word_rows
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
-let_next_begin = gluon.jit(dependent.let_next_begin.fn)
 
 
 @gluon.jit
@@ -97,7 +96,6 @@ def mxfp4_gemm_wide(
         s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
     if DEPENDENT:
         wait_for_previous()  # what comes before reads weights only
-        let_next_begin()
     for i in gl.static_range(STAGES - 1):
         async_copy.async_copy_global_to_shared(
             tiles[i], source + i * x_step + x_offset, mask=begin + 4 * i < end
