@@ -46,7 +46,7 @@ def store(
 ) -> None:
     """Sums [rows of W, rows of x], with the bias and rounded, into `out`[split, m, n]."""
     if bias is not None:
-        added = gl.load(bias + row * bias_stride, mask=row < n, other=0.0)
+        added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
         sums += float32_bits(added).to(gl.float32, bitcast=True)
     at = out + (gl.program_id(2) * gl.cast(m, gl.int64) + column) * n + row
     gl.store(at, sums.to(out.dtype.element_ty), mask=(row < n) & (column < m))

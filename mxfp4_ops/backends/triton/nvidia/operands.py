@@ -75,7 +75,7 @@ def along(
 @gluon.jit
 def word_rows(row: gl.tensor, stride: gl.tensor, SHUFFLED: gl.constexpr) -> gl.tensor:
     """Offsets, in 32-bit words, of rows (int64) of codes, whose stride counts 16 bytes."""
-    return row // 16 * (stride * 64) + row % 16 * 4 if SHUFFLED else row * (stride * 4)
+    return row // 16 * stride * 64 + row % 16 * 4 if SHUFFLED else row * stride * 4
 
 
 @gluon.jit
