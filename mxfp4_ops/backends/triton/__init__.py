@@ -99,8 +99,7 @@ class Triton(Backend):
     def detail(self) -> str:
         import triton
 
-        form = "interpreted" if interpreted() else "portable"
-        return f"Triton {triton.__version__}, {form}"
+        return f"Triton {triton.__version__}" + (", interpreted" if interpreted() else "")
 
     def run(self, call: Call, *args: Any) -> Any:
         from .. import forced_backend
