@@ -110,7 +110,7 @@ def mxfp4_gemm_narrow(
             # The registers of what was used take what comes, so that none must be copied.
             word_at = word_offset + (i + AHEAD) * WORD_STEP
             inside = block + 4 * SPLITS * (i + AHEAD) < end
-            # Nobody reads a weight twice, but everyone x.
+            # Nobody reads a weight twice, but everyone x. Beyond K x is zero, whatever is here.
             w = w[1:] + (gl.load(words + word_at, mask=inside, eviction_policy="evict_first"),)
             ahead = byte_block + 4 * SPLITS * (i + AHEAD)
             s = s[1:] + (
