@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
-    LARGEST_SPLIT,
     NARROW_ROWS,
     STEP_BLOCKS,
     Plan,
@@ -23,6 +22,7 @@ from mxfp4_ops.backends.triton.nvidia.plan import (
     product_plan,
     wide_plan,
 )
+from mxfp4_ops.backends.triton.plan import LARGEST_SPLIT
 from mxfp4_ops.tuning.candidates import family
 
 H200, A100 = Target("sm_90", 132), Target("sm_80", 108)

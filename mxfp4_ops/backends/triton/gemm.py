@@ -125,6 +125,20 @@ def mxfp4_gemm(
     )
 
 
+def codes_operand(a: Tensor, a_scale: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run-time and constant arguments for a left side of codes."""
+    given = {"a": a, "a_stride_m": a.stride(0), "a_stride_k": 1}
+    given |= {"a_scale": a_scale, "a_scale_stride": a_scale.stride(0)}
+    return given, {"QUANTIZE": False, "ROUNDING": 0}
+
+
+def float_operand(x: Tensor, scale_mode: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run-time and constant arguments for a left side that is quantised on the way."""
+    given = {"a": x, "a_stride_m": x.stride(0), "a_stride_k": x.stride(1)}
+    constants = {"a_scale": None, "a_scale_stride": 0}
+    return given, constants | {"QUANTIZE": True, "ROUNDING": SCALE_ROUNDING[scale_mode]}
+
+
 def mm(
     a: Tensor,
     a_scale: Tensor,
@@ -137,10 +151,7 @@ def mm(
 ) -> list[Launch]:
     """out[M, N] = decode(a[M, K/2]) @ decode(b).T + bias, in one launch or with split-K in two."""
     k = 2 * a.shape[1]
-    left = {"a": a, "a_stride_m": a.stride(0), "a_stride_k": 1}
-    left |= {"a_scale": a_scale, "a_scale_stride": a_scale.stride(0)}
-    constants = {"QUANTIZE": False, "ROUNDING": 0}
-    return _product(left, constants, k, b, b_scale, bias, out, shuffled, plan)
+    return _product(*codes_operand(a, a_scale), k, b, b_scale, bias, out, shuffled, plan)
 
 
 def quant_mm(
@@ -154,11 +165,8 @@ def quant_mm(
     plan: ProductPlan,
 ) -> list[Launch]:
     """out[M, N] = quantised(x[M, K]) @ decode(weight).T + bias; x may have any strides."""
-    k = x.shape[1]
-    left = {"a": x, "a_stride_m": x.stride(0), "a_stride_k": x.stride(1)}
-    constants = {"a_scale": None, "a_scale_stride": 0}
-    constants |= {"QUANTIZE": True, "ROUNDING": SCALE_ROUNDING[scale_mode]}
-    return _product(left, constants, k, weight, weight_scale, bias, out, shuffled, plan)
+    left, k = float_operand(x, scale_mode), x.shape[1]
+    return _product(*left, k, weight, weight_scale, bias, out, shuffled, plan)
 
 
 def _product(

@@ -18,9 +18,16 @@ STEPS_PER_SPLIT = 4
 """So few steps along K, at least, are worth the partial sums that a split writes and reads."""
 
 
-def _power_of_two(value: int, lowest: int, highest: int) -> int:
+def power_of_two(value: int, lowest: int, highest: int) -> int:
     """The smallest power of two that is not below `value`, within limits."""
     return min(highest, max(lowest, 1 << max(value - 1, 0).bit_length()))
+
+
+def splits_of_k(idle: int, steps: int, least: int) -> int:
+    """One for each of `idle` programs, but of `least` steps along K at least, and no empty ones."""
+    split = max(1, min(idle, steps // least, LARGEST_SPLIT))
+    # No more than what is left once each has as many steps as the first.
+    return ceil(steps / ceil(steps / split)) if steps else 1
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ class ProductPlan:
 
 def product_plan(m: int, n: int, k: int, compute_units: int) -> ProductPlan:
     """The largest tiles that give every compute unit one, and splits of K where there are none."""
-    block_m = _power_of_two(m, 16, 64)
-    block_n = _power_of_two(n, 32, 128)
+    block_m = power_of_two(m, 16, 64)
+    block_n = power_of_two(n, 32, 128)
     while block_n > 32 and ceil(m / block_m) * ceil(n / block_n) < compute_units:
         block_n //= 2
     # Either each warp has blocks of its own, or all share the tile of one.
@@ -82,9 +89,7 @@ def product_plan(m: int, n: int, k: int, compute_units: int) -> ProductPlan:
 
     steps = ceil(k / (BLOCK * blocks))
     idle = compute_units // max(plan.tiles(m, n), 1)
-    split = max(1, min(idle, steps // STEPS_PER_SPLIT, LARGEST_SPLIT))
-    # No more than what is left once each has as many steps as the first.
-    return replace(plan, split_k=ceil(steps / ceil(steps / split)) if steps else 1)
+    return replace(plan, split_k=splits_of_k(idle, steps, STEPS_PER_SPLIT))
 
 
 def found_plan(op: str, m: int, n: int, k: int, target: Target) -> Found[ProductPlan]:
@@ -111,7 +116,7 @@ class RowsPlan:
 
 def rows_plan(k: int, neighbours_in_k: bool) -> RowsPlan:
     """2048 elements, wide where neighbours along K are neighbours in memory."""
-    blocks = _power_of_two(k // BLOCK, 1, 8) if neighbours_in_k else 1
+    blocks = power_of_two(k // BLOCK, 1, 8) if neighbours_in_k else 1
     return RowsPlan(64 // blocks, blocks)
 
 
@@ -122,11 +127,11 @@ LARGEST_TENSOR = 1 << 20
 
 
 def interpreted_product_plan(m: int, n: int, k: int) -> ProductPlan:
-    block_m, block_n = _power_of_two(m, 16, 128), _power_of_two(n, 32, 512)
-    blocks = _power_of_two(k // BLOCK, 1, min(64, LARGEST_TENSOR // (block_m * block_n)))
+    block_m, block_n = power_of_two(m, 16, 128), power_of_two(n, 32, 512)
+    blocks = power_of_two(k // BLOCK, 1, min(64, LARGEST_TENSOR // (block_m * block_n)))
     return ProductPlan(block_m, block_n, blocks, fused=m <= FUSED_ROWS)
 
 
 def interpreted_rows_plan(k: int) -> RowsPlan:
-    blocks = _power_of_two(k // BLOCK, 1, 64)
+    blocks = power_of_two(k // BLOCK, 1, 64)
     return RowsPlan(4096 // blocks, blocks)

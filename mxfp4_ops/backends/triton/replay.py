@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .alignment import ALIGNMENT
 from .launch import Launch
 
 LIMIT = 4096
 """Kinds of calls that are remembered; at the next one all are forgotten."""
-
-ALIGNMENT = 16
-"""Triton compiles kernels of their own for pointers that are multiples of it."""
 
 Result = Tensor | tuple[Tensor, ...]
 

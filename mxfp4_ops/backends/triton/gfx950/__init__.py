@@ -18,6 +18,7 @@ from ....layout import shuffled_shapes
 from ...base import Call, Work
 from ...devices import Target, target
 from .. import portable
+from ..alignment import ALIGNMENT, aligned
 from ..dequantize import dequantize
 from ..grouped import expert_bias_arguments, padded_groups, row_tiles
 from ..launch import Launch
@@ -34,8 +35,6 @@ __all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quanti
 QUANTIZE_ROWS, QUANTIZE_CHUNK, QUANTIZE_WAVES = 16, 512, 4
 """A block for each lane: the activations of few rows must still reach many compute units."""
 
-ALIGNMENT = 16
-CONTIGUOUS = torch.contiguous_format
 
 OFFSET_LIMIT = 2**31
 """Bytes from a tile's first element that the kernels' 32-bit offsets reach."""
@@ -120,19 +119,11 @@ def _product(
     return [Launch(kernel, grid, arguments, constants, {"num_warps": plan.num_warps}), *last]
 
 
-def _aligned(t: Tensor, rows: bool = False) -> Tensor:
-    """`t`, or a copy if it does not begin at a multiple of 16 bytes, or its `rows` do not."""
-    steps = [s for size, s in zip(t.shape[:-1], t.stride(), strict=False) if size > 1]
-    starts = [t.data_ptr(), *(steps if rows else [])]
-    aligned = all(start % ALIGNMENT == 0 for start in starts)
-    return t if aligned else t.clone(memory_format=CONTIGUOUS)
-
-
 def _operand(codes: Tensor, scales: Tensor, shuffled: bool, rows: int) -> tuple[Tensor, Tensor]:
     """Codes and scales as the kernels can read them."""
     if shuffled:
-        return _aligned(codes), _aligned(scales)
-    return _aligned(_reachable(codes, rows), rows=True), _reachable(scales, rows)
+        return aligned(codes), aligned(scales)
+    return aligned(_reachable(codes, rows), rows=True), _reachable(scales, rows)
 
 
 def _row_strides(name: str, codes: Tensor, scales: Tensor) -> dict[str, int]:

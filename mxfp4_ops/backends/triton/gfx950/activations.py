@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
+from ..indices import along
 from . import layouts
-from .indices import along
 from .operands import block_in_memory, load
 
 

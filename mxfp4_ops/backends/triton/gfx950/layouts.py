@@ -18,21 +18,10 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
 from ....formats import BLOCK
+from ..indices import bits, steps
 
 if TYPE_CHECKING:  # Triton looks up the names that compiled code mentions
     Tile = tuple[int, int, int, int]
-
-
-@constexpr_function
-def _bits(n: int) -> int:
-    """How many bits count to n, a power of two."""
-    return n.bit_length() - 1
-
-
-@constexpr_function
-def steps(rank: int, dim: int, first: int, count: int) -> list[list[int]]:
-    """`count` bits that walk along `dim`: first, 2 * first, 4 * first, ..."""
-    return [[first << i if d == dim else 0 for d in range(rank)] for i in range(count)]
 
 
 @constexpr_function
@@ -48,10 +37,10 @@ def _walk(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """(register, wave) steps through an operand's rows, from row `unit` on, in units of it."""
     rows, run, waves = tile[index], _run(tile, index), tile[2 + index]
-    inner = steps(rank, dim, 16 // unit, _bits(run // max(16, unit))) if unit < run else []
-    outer = steps(rank, dim, run * waves // unit, _bits(rows // (run * waves)))
-    mine = steps(rank, dim, run // unit, _bits(waves))
-    others = [[0] * rank] * _bits(tile[3 - index])
+    inner = steps(rank, dim, 16 // unit, bits(run // max(16, unit))) if unit < run else []
+    outer = steps(rank, dim, run * waves // unit, bits(rows // (run * waves)))
+    mine = steps(rank, dim, run // unit, bits(waves))
+    others = [[0] * rank] * bits(tile[3 - index])
     return inner + outer, (others + mine if index == 0 else mine + others)
 
 
@@ -84,7 +73,7 @@ def shuffled_scales(index: int, tile: Tile, kc: int) -> Any:
     """[rows / 32, KC / 256, 64, 4]: the dwords of shuffled scales, one for each lane."""
     registers, waves = _walk(tile, index, 4, 0, 32)
     return gl.DistributedLinearLayout(
-        reg_bases=steps(4, 3, 1, 2) + steps(4, 1, 1, _bits(kc // 256)) + registers,
+        reg_bases=steps(4, 3, 1, 2) + steps(4, 1, 1, bits(kc // 256)) + registers,
         lane_bases=steps(4, 2, 1, 6),
         warp_bases=waves,
         block_bases=[],
@@ -97,7 +86,7 @@ def plain_scales(index: int, tile: Tile, kc: int) -> Any:
     """[rows, 4, KC / 128]: the bytes that a lane needs of a row, side by side there."""
     registers, waves = _walk(tile, index, 3, 0, 1)
     return gl.DistributedLinearLayout(
-        reg_bases=steps(3, 2, 1, _bits(kc // 128)) + registers,
+        reg_bases=steps(3, 2, 1, bits(kc // 128)) + registers,
         lane_bases=steps(3, 0, 1, 4) + steps(3, 1, 1, 2),
         warp_bases=waves,
         block_bases=[],
@@ -111,10 +100,10 @@ def share(num_warps: int, rows: int, kc: int, width: int) -> Any:
 
     The waves split K first and rows then. Where there are fewer blocks than lanes, waves repeat.
     """
-    walk = steps(2, 1, 4 * width, _bits(kc // 128)) + steps(2, 0, 16, _bits(rows // 16))
-    warps = _bits(num_warps)
+    walk = steps(2, 1, 4 * width, bits(kc // 128)) + steps(2, 0, 16, bits(rows // 16))
+    warps = bits(num_warps)
     return gl.DistributedLinearLayout(
-        reg_bases=steps(2, 1, 1, _bits(width)) + walk[warps:],
+        reg_bases=steps(2, 1, 1, bits(width)) + walk[warps:],
         lane_bases=steps(2, 0, 1, 4) + steps(2, 1, width, 2),
         warp_bases=walk[:warps] + [[0, 0]] * (warps - len(walk)),
         block_bases=[],
@@ -128,8 +117,8 @@ def shared_codes(rows: int, kc: int) -> Any:
     return gl.SharedLinearLayout(
         steps(2, 1, 1, 4)
         + steps(2, 0, 1, 4)
-        + steps(2, 1, 16, _bits(kc // BLOCK))
-        + steps(2, 0, 16, _bits(rows // 16))
+        + steps(2, 1, 16, bits(kc // BLOCK))
+        + steps(2, 0, 16, bits(rows // 16))
     )
 
 
@@ -137,17 +126,8 @@ def shared_codes(rows: int, kc: int) -> Any:
 def shared_scales(rows: int, kc: int) -> Any:
     """[rows, KC / 32] scale bytes in LDS: what a lane needs of a chunk lies side by side."""
     return gl.SharedLinearLayout(
-        steps(2, 1, 4, _bits(kc // 128))
+        steps(2, 1, 4, bits(kc // 128))
         + steps(2, 0, 1, 4)
         + steps(2, 1, 1, 2)
-        + steps(2, 0, 16, _bits(rows // 16))
+        + steps(2, 0, 16, bits(rows // 16))
     )
-
-
-@constexpr_function
-def line(layout: Any, dim: int, rank: int) -> Any:
-    """The one-dimensional layout that is `layout` along `dim`."""
-    for d in reversed(range(rank)):
-        if d != dim:
-            layout = gl.SliceLayout(d, layout)
-    return layout

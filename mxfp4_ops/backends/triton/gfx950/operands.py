@@ -14,8 +14,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..indices import along
 from . import layouts
-from .indices import along
 
 # Bytes of shuffled codes in 16 rows and of shuffled scales in 32 rows, both in their padded width,
 # and how far a chunk of K advances in them.

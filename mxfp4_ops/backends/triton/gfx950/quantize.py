@@ -5,10 +5,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..indices import along
 from . import layouts
 from .activations import activation_offsets, activation_pointer, load_activations
 from .blocks import scale_bytes, to_bytes, to_codes
-from .indices import along
 from .operands import code_group, scale_group
 
 

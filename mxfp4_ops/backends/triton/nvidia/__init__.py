@@ -17,8 +17,9 @@ from ....formats import BLOCK
 from ...base import Call, Work
 from ...devices import target
 from .. import portable
+from ..alignment import ALIGNMENT, aligned
+from ..gemm import codes_operand, float_operand
 from ..launch import Launch
-from ..numbers import SCALE_ROUNDING
 from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
@@ -27,9 +28,6 @@ from .prepare import mxfp4_prepare
 from .wide import mxfp4_gemm_wide
 
 __all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quantize", "work"]
-
-ALIGNMENT = 16
-CONTIGUOUS = torch.contiguous_format
 
 STEP = 128
 
@@ -43,13 +41,6 @@ def work(call: Call) -> Work:
     if found.plan.split_k > 1:
         kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), found.plan, found.origin)
-
-
-def _aligned(codes: Tensor) -> Tensor:
-    """The codes, or a copy if rows of them do not begin at multiples of 16 bytes."""
-    starts = [codes.data_ptr(), *([codes.stride(0)] if len(codes) > 1 else [])]
-    aligned = all(start % ALIGNMENT == 0 for start in starts)
-    return codes if aligned else codes.clone(memory_format=CONTIGUOUS)
 
 
 def _product(
@@ -93,7 +84,7 @@ def _product(
         writes=("operand",),
     )
     sums, bias_here, last = split_sums(plan.split_k, bias, out)
-    codes = _aligned(codes)
+    codes = aligned(codes, rows=True)
     bias_given, bias_absent = bias_arguments(bias_here)
     arguments = left | bias_given | {"operand": operand, "codes": codes, "scales": scales}
     arguments |= {"out": sums, "m": m, "n": n, "blocks": blocks, "blocks_per_split": per_split}
@@ -125,11 +116,8 @@ def mm(
     plan: Plan | None = None,
 ) -> list[Launch]:
     """out[M, N] = decode(a[M, K/2]) @ decode(b).T + bias."""
-    left = {"a": a, "a_stride_m": a.stride(0), "a_stride_k": 1}
-    left |= {"a_scale": a_scale, "a_scale_stride": a_scale.stride(0)}
-    constants = {"QUANTIZE": False, "ROUNDING": 0}
     k = 2 * a.shape[1]
-    return _product(left, constants, k, b, b_scale, bias, out, shuffled, plan)
+    return _product(*codes_operand(a, a_scale), k, b, b_scale, bias, out, shuffled, plan)
 
 
 def quant_mm(
@@ -143,8 +131,5 @@ def quant_mm(
     plan: Plan | None = None,
 ) -> list[Launch]:
     """out[M, N] = quantised(x[M, K]) @ decode(weight).T + bias; x may have any strides."""
-    left = {"a": x, "a_stride_m": x.stride(0), "a_stride_k": x.stride(1)}
-    constants = {"a_scale": None, "a_scale_stride": 0}
-    constants |= {"QUANTIZE": True, "ROUNDING": SCALE_ROUNDING[scale_mode]}
-    k = x.shape[1]
-    return _product(left, constants, k, weight, weight_scale, bias, out, shuffled, plan)
+    left, k = float_operand(x, scale_mode), x.shape[1]
+    return _product(*left, k, weight, weight_scale, bias, out, shuffled, plan)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..indices import along
 from .exact import exact_tile, largest, nan_unless, store, weight_is_outside
-from .operands import along
 
 
 @gluon.jit

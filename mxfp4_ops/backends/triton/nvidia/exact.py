@@ -10,8 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .. import numbers, offsets
+from ..indices import along
 from . import layouts
-from .operands import along, in_range, word_blocks, word_rows
+from .operands import in_range, word_blocks, word_rows
 
 float32_bits = gluon.jit(numbers.float32_bits.fn)
 scale_byte = gluon.jit(numbers.scale_byte.fn)

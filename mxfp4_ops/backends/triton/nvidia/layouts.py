@@ -14,28 +14,23 @@ from __future__ import annotations
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import constexpr_function
 
-
-@constexpr_function
-def _bits(n: int) -> int:
-    """How many bits count to n, a power of two."""
-    return n.bit_length() - 1
+from ..indices import bits, steps
 
 
 @constexpr_function
 def _walk(dim: int, first: int, count: int) -> list[list[int]]:
-    """`count` bits that walk along `dim`: first, 2 * first, 4 * first, ..."""
-    return [[first << i if d == dim else 0 for d in range(3)] for i in range(count)]
+    return steps(3, dim, first, count)
 
 
 @constexpr_function
 def _row_registers(down: int, rows: int) -> list[list[int]]:
     """A lane has rows r and r + 8 of 16, and of every 16 * down."""
-    return _walk(1, 8, 1) + _walk(1, 16 * down, _bits(rows // (16 * down)))
+    return _walk(1, 8, 1) + _walk(1, 16 * down, bits(rows // (16 * down)))
 
 
 @constexpr_function
 def _warps(splits: int, down: int, first: int) -> list[list[int]]:
-    return _walk(1, first, _bits(down)) + _walk(0, 1, _bits(splits))
+    return _walk(1, first, bits(down)) + _walk(0, 1, bits(splits))
 
 
 @constexpr_function
@@ -91,7 +86,7 @@ def rows_of(sums: gl.constexpr, rank: int) -> gl.constexpr:
 def activations(splits: int, down: int, rows: int) -> gl.constexpr:
     """Of a quarter of x's step as words, [splits, rows, 16]: 8 neighbours of each block."""
     return gl.DistributedLinearLayout(
-        reg_bases=_walk(2, 1, 2) + _walk(1, 8, _bits(rows // 8)),
+        reg_bases=_walk(2, 1, 2) + _walk(1, 8, bits(rows // 8)),
         lane_bases=_walk(2, 4, 2) + _walk(1, 1, 3),
         warp_bases=_warps(splits, down, 0),
         block_bases=[],
@@ -116,12 +111,3 @@ def copies(warps: int) -> gl.constexpr:
 def plain(warps: int) -> gl.constexpr:
     """Of sums [rows of W, rows of x] that no matrix unit made."""
     return gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [0, 1])
-
-
-@constexpr_function
-def line(layout: gl.constexpr, dim: int, rank: int) -> gl.constexpr:
-    """Of a vector along dimension `dim` of a tensor."""
-    for d in reversed(range(rank)):
-        if d != dim:
-            layout = gl.SliceLayout(d, layout)
-    return layout

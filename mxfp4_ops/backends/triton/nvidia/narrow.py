@@ -10,10 +10,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .. import dependent
+from ..indices import along
 from . import layouts
 from .epilogue import finish
 from .exact import scale_blocks, scale_rows
-from .operands import STEP, along, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
+from .operands import STEP, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from . import layouts
-
 EXPONENT = 64
 """Of the power of two by which x is larger and the weight smaller than it is."""
 
@@ -58,18 +56,6 @@ def _unpack(multiply: str) -> str:
 UNPACK = gl.constexpr(_unpack("mul.rn.bf16x2 {};"))
 UNPACK_BY_FMA = gl.constexpr(_unpack("fma.rn.bf16x2 {}, z;"))
 """For GPUs before sm_90, which lack the multiplication; x + -0 is x, also for -0."""
-
-
-@gluon.jit
-def along(
-    DIM: gl.constexpr, SIZE: gl.constexpr, layout: gl.constexpr, RANK: gl.constexpr
-) -> gl.tensor:
-    """0 .. SIZE - 1 along one dimension of a tensor of `layout`, the others of size 1."""
-    index = gl.arange(0, SIZE, layout=layouts.line(layout, DIM, RANK))
-    for d in gl.static_range(RANK):
-        if d != DIM:
-            index = gl.expand_dims(index, d)
-    return index
 
 
 @gluon.jit

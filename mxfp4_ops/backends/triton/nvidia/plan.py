@@ -11,16 +11,13 @@ from ....formats import BLOCK
 from ....tuning import lookup
 from ....tuning.lookup import Found
 from ...devices import Target
+from ..plan import STEPS_PER_SPLIT, power_of_two, splits_of_k
 
 STEP_BLOCKS = 4
 """Blocks of 32 along K in a step."""
 
 NARROW_ROWS = 16
 """Up to so many rows of x the narrow kernel is the faster one where both run."""
-
-LARGEST_SPLIT = 16
-STEPS_PER_SPLIT = 4
-"""So few steps, at least, are worth the partial sums that a split writes and reads."""
 
 
 @cache
@@ -91,23 +88,16 @@ class Plan:
         return max(1, ceil(k / (BLOCK * rounds * self.split_k))) * rounds
 
 
-def _power_of_two(value: int, lowest: int, highest: int) -> int:
-    """The smallest power of two that is not below `value`, within limits."""
-    return min(highest, max(lowest, 1 << max(value - 1, 0).bit_length()))
-
-
 def _split(plan: Plan, m: int, n: int, k: int, programs: int) -> Plan:
     """With as many splits of K as make `programs` of them, where K is long enough."""
     rounds = plan.blocks_per_split(k) // plan.blocks_per_split(0)
     least = ceil(STEPS_PER_SPLIT * STEP_BLOCKS / plan.blocks_per_split(0))
-    split = programs // max(plan.tiles(m, n), 1)
-    split = max(1, min(split, rounds // least, LARGEST_SPLIT))
-    return replace(plan, split_k=ceil(rounds / ceil(rounds / split)))
+    return replace(plan, split_k=splits_of_k(programs // max(plan.tiles(m, n), 1), rounds, least))
 
 
 def narrow_plan(m: int, n: int, k: int, units: int) -> Plan:
     """16 warps to each unit, if there are so many steps, with two steps under way in each."""
-    block_m = _power_of_two(m, 8, 64)
+    block_m = power_of_two(m, 8, 64)
     block_n = 16 if ceil(n / 16) <= 16 * units else 32
     steps = max(1, k // (BLOCK * STEP_BLOCKS))
     wanted = max(1, 16 * units // max(1, ceil(n / block_n) * ceil(m / block_m)))
@@ -120,7 +110,7 @@ def narrow_plan(m: int, n: int, k: int, units: int) -> Plan:
 
 def wide_plan(m: int, n: int, k: int, units: int) -> Plan:
     """One warpgroup a tile and several tiles a unit: one unpacks while another multiplies."""
-    block_m = _power_of_two(m, 32, 128)
+    block_m = power_of_two(m, 32, 128)
     plan = Plan(block_m, 64, 4, stages=2, wide=True)
     return _split(plan, m, n, k, (2 if block_m == 128 else 3) * units)
 

@@ -12,10 +12,11 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from .. import dependent
+from ..indices import along
 from . import layouts
 from .epilogue import finish
 from .exact import scale_blocks, scale_rows
-from .operands import STEP, along, in_range, unpack, warpgroup_operand, word_blocks, word_rows
+from .operands import STEP, in_range, unpack, warpgroup_operand, word_blocks, word_rows
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
