@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from .. import numbers, offsets
 from ..indices import along
 from . import layouts
-from .operands import in_range, word_blocks, word_rows
+from .operands import in_range, scale_rows, word_blocks, word_rows
 
 float32_bits = gluon.jit(numbers.float32_bits.fn)
 scale_byte = gluon.jit(numbers.scale_byte.fn)
@@ -21,7 +21,6 @@ e2m1_values = gluon.jit(numbers.e2m1_values.fn)
 scaled = gluon.jit(numbers.scaled.fn)
 code_rows = gluon.jit(offsets.code_rows.fn)
 code_blocks = gluon.jit(offsets.code_blocks.fn)
-scale_rows = gluon.jit(offsets.scale_rows.fn)
 scale_blocks = gluon.jit(offsets.scale_blocks.fn)
 
 NAN_SCALE = numbers.NAN_SCALE

@@ -13,8 +13,16 @@ from .. import dependent
 from ..indices import along
 from . import layouts
 from .epilogue import finish
-from .exact import scale_blocks, scale_rows
-from .operands import STEP, in_range, pieces, unpack, warp_operand, word_blocks, word_rows
+from .exact import scale_blocks
+from .operands import (
+    STEP,
+    in_range,
+    pieces,
+    unpack,
+    warp_operand,
+    weight_bytes,
+    weight_words,
+)
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
@@ -67,18 +75,13 @@ def mxfp4_gemm_narrow(
     begin = gl.program_id(2) * blocks_per_split
     end = gl.minimum(begin + blocks_per_split, blocks)
 
-    row = gl.cast(gl.minimum(first + along(1, BLOCK_N, word_layout, 3), n - 1), gl.int64)
-    word = along(2, 16, word_layout, 3)
-    block = begin + along(0, SPLITS, word_layout, 3) * 4 + word // 4
     words = codes.to(gl.pointer_type(gl.int32))
-    word_offset = word_rows(row, code_stride, SHUFFLED) + word % 4
-    word_offset += gl.cast(word_blocks(block, SHUFFLED), gl.int64)
-    word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
+    word_offset, block = weight_words(first, n, begin, code_stride, SHUFFLED, word_layout)
     WORD_STEP: gl.constexpr = SPLITS * (256 if SHUFFLED else 16)
 
-    byte_row = gl.cast(gl.minimum(first + along(1, BLOCK_N, byte_layout, 3), n - 1), gl.int64)
-    byte_block = begin + along(0, SPLITS, byte_layout, 3) * 4 + along(2, 4, byte_layout, 3)
-    bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
+    bytes_, byte_block = weight_bytes(
+        scales, first, n, begin, scale_stride, SPLITS, BLOCK_N, SHUFFLED, byte_layout
+    )
 
     X_STEP: gl.constexpr = padded_m * (STEP // 2)
     column = along(1, BLOCK_M, x_layout, 3)

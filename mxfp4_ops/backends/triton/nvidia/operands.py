@@ -13,6 +13,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .. import offsets
+from ..indices import along
+
+scale_rows = gluon.jit(offsets.scale_rows.fn)
+
 EXPONENT = 64
 """Of the power of two by which x is larger and the weight smaller than it is."""
 
@@ -67,6 +72,45 @@ def word_rows(row: gl.tensor, stride: gl.tensor, SHUFFLED: gl.constexpr) -> gl.t
 @gluon.jit
 def word_blocks(block: gl.tensor, SHUFFLED: gl.constexpr) -> gl.tensor:
     return block * (64 if SHUFFLED else 4)
+
+
+@gluon.jit
+def weight_words(
+    first: gl.tensor,
+    n: gl.tensor,
+    begin: gl.tensor,
+    stride: gl.tensor,
+    SHUFFLED: gl.constexpr,
+    layout: gl.constexpr,
+) -> tuple[gl.tensor, gl.tensor]:
+    """(offsets, blocks) of the first step's words of rows from `first` on; `layout` is theirs.
+
+    Rows beyond the last one are read from that one.
+    """
+    row = gl.cast(gl.minimum(first + along(1, layout.shape[1], layout, 3), n - 1), gl.int64)
+    word = along(2, 16, layout, 3)
+    block = begin + along(0, layout.shape[0], layout, 3) * 4 + word // 4
+    offset = word_rows(row, stride, SHUFFLED) + word % 4
+    offset += gl.cast(word_blocks(block, SHUFFLED), gl.int64)
+    return gl.max_contiguous(gl.multiple_of(offset, [1, 1, 4]), [1, 1, 4]), block
+
+
+@gluon.jit
+def weight_bytes(
+    scales: gl.tensor,
+    first: gl.tensor,
+    n: gl.tensor,
+    begin: gl.tensor,
+    stride: gl.tensor,
+    SPLITS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    SHUFFLED: gl.constexpr,
+    layout: gl.constexpr,
+) -> tuple[gl.tensor, gl.tensor]:
+    """(pointers to the rows, blocks) of the words' scale bytes."""
+    row = gl.cast(gl.minimum(first + along(1, BLOCK_N, layout, 3), n - 1), gl.int64)
+    block = begin + along(0, SPLITS, layout, 3) * 4 + along(2, 4, layout, 3)
+    return scales + scale_rows(row, stride, SHUFFLED), block
 
 
 @gluon.jit

@@ -15,8 +15,8 @@ from .. import dependent
 from ..indices import along
 from . import layouts
 from .epilogue import finish
-from .exact import scale_blocks, scale_rows
-from .operands import STEP, in_range, unpack, warpgroup_operand, word_blocks, word_rows
+from .exact import scale_blocks
+from .operands import STEP, in_range, unpack, warpgroup_operand, weight_bytes, weight_words
 
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
@@ -68,18 +68,13 @@ def mxfp4_gemm_wide(
     begin = gl.program_id(2) * blocks_per_split
     end = gl.minimum(begin + blocks_per_split, blocks)
 
-    row = gl.cast(gl.minimum(first + along(1, BLOCK_N, word_layout, 3), n - 1), gl.int64)
-    word = along(2, 16, word_layout, 3)
-    block = begin + word // 4
     words = codes.to(gl.pointer_type(gl.int32))
-    word_offset = word_rows(row, code_stride, SHUFFLED) + word % 4
-    word_offset += gl.cast(word_blocks(block, SHUFFLED), gl.int64)
-    word_offset = gl.max_contiguous(gl.multiple_of(word_offset, [1, 1, 4]), [1, 1, 4])
+    word_offset, block = weight_words(first, n, begin, code_stride, SHUFFLED, word_layout)
     WORD_STEP: gl.constexpr = 256 if SHUFFLED else 16
 
-    byte_row = gl.cast(gl.minimum(first + along(1, BLOCK_N, byte_layout, 3), n - 1), gl.int64)
-    byte_block = begin + along(2, 4, byte_layout, 3)
-    bytes_ = scales + scale_rows(byte_row, scale_stride, SHUFFLED)
+    bytes_, byte_block = weight_bytes(
+        scales, first, n, begin, scale_stride, 1, BLOCK_N, SHUFFLED, byte_layout
+    )
 
     x_step = gl.cast(padded_m, gl.int64) * STEP
     source = gl.multiple_of(operand + (begin // 4 * x_step + top * STEP), 16)
