@@ -96,8 +96,8 @@ def test_16_bits(path: Path, activation: Any, dtype: torch.dtype) -> None:
     with QuantizedActivations(activation == "mxfp4"), torch.no_grad():
         expected = exact(x.double(), indices, weights.double())
         error = (theirs(x, indices, weights).double() - expected).norm()
+    layer = Mxfp4Experts.from_experts(float_ones, activation=activation).to(path.device, dtype)
     with path.active(), torch.no_grad():
-        layer = Mxfp4Experts.from_experts(float_ones, activation=activation).to(path.device, dtype)
         y = layer(*to(path.device, x, indices, weights)).cpu()
     assert y.dtype == dtype
     assert layer.gate_up_proj.dtype == torch.uint8
