@@ -52,10 +52,10 @@ PLANS = {
 if has_wide(GPU.arch):
     PLANS |= {
         "wide-small": Plan(32, 64, 4, stages=4, wide=True),
-        "wide": Plan(128, 64, 4, stages=2, wide=True),
+        "wide": Plan(128, 64, 4, stages=3, wide=True),
         "wide-two": Plan(128, 128, 8, stages=4, wide=True),
         "wide-split": Plan(64, 64, 4, stages=3, split_k=3, wide=True),
-        "wide-few": Plan(8, 64, 4, stages=2, split_k=2, wide=True),
+        "wide-few": Plan(8, 64, 4, stages=5, split_k=2, wide=True),
     }
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 

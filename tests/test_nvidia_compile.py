@@ -99,7 +99,7 @@ def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     left = meta(m, k // 2), meta(m, k // 32)
     right = meta(n, k // 2), meta(n, k // 32)
     out = meta(m, n, dtype=torch.float32)
-    plan = Plan(32, 64, 4, stages=2, split_k=2, wide=True)
+    plan = Plan(32, 64, 4, stages=4, split_k=2, wide=True)
     names = []
     for launch in nvidia.mm(*left, *right, None, out, False, plan):
         assert launch.kernel.__name__ in compiled(90, launch).asm["ptx"]

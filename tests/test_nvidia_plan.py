@@ -15,12 +15,14 @@ from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
     NARROW_ROWS,
     STEP_BLOCKS,
+    WIDE_TILES,
+    WIDE_UNROLL,
     Plan,
     capability,
     found_plan,
     narrow_plan,
     product_plan,
-    wide_plan,
+    wide_plans,
 )
 from mxfp4_ops.backends.triton.plan import LARGEST_SPLIT
 from mxfp4_ops.tuning.candidates import family
@@ -36,7 +38,7 @@ depths = st.integers(1, 4096).map(lambda blocks: 32 * blocks)
 def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
     plan = product_plan(m, n, k, target)
     each = plan.blocks_per_split(k)
-    assert each % (STEP_BLOCKS * (1 if plan.wide else plan.warps_k * plan.stages)) == 0
+    assert each % (STEP_BLOCKS * (WIDE_UNROLL if plan.wide else plan.warps_k * plan.stages)) == 0
     assert each * plan.split_k >= k // 32
     assert each * (plan.split_k - 1) < k // 32, "the last one has nothing to do"
     assert plan.split_k <= LARGEST_SPLIT
@@ -59,8 +61,35 @@ def test_tiles_and_warps(m: int, n: int, k: int, target: Target) -> None:
 def test_split_k_only_where_tiles_are_few(n: int, k: int) -> None:
     plan = narrow_plan(16, n, k, H200.compute_units)
     assert plan.split_k == 1 or plan.tiles(16, n) * plan.split_k <= H200.compute_units
-    plan = wide_plan(64, n, k, H200.compute_units)
-    assert plan.split_k == 1 or plan.tiles(64, n) * plan.split_k <= 3 * H200.compute_units
+
+
+@given(m=rows, n=columns, k=depths)
+def test_wide_plans(m: int, n: int, k: int) -> None:
+    """Of each tile the best splits, and the best tile first."""
+    units = H200.compute_units
+    tiles = {(tile.block_m, tile.block_n): tile for tile in WIDE_TILES}
+    times = []
+    for plan in wide_plans(m, n, k, units):
+        tile = tiles.pop((plan.block_m, plan.block_n))
+        times.append(tile.time(plan.split_k, m, n, k, units))
+        assert times[-1] <= tile.time(1, m, n, k, units)
+    assert not tiles
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("size", "plan"),
+    [
+        ((32, 8192, 8192), Plan(32, 64, 4, stages=4, split_k=2, wide=True)),
+        ((64, 8192, 8192), Plan(64, 64, 4, stages=4, split_k=2, wide=True)),
+        ((128, 8192, 8192), Plan(128, 128, 8, stages=4, split_k=2, wide=True)),
+        ((1024, 2112, 7168), Plan(128, 64, 4, stages=3, wide=True)),
+        ((4096, 8192, 8192), Plan(128, 128, 8, stages=4, wide=True)),
+    ],
+    ids=str,
+)
+def test_wide_plans_that_were_the_fastest_measured(size: tuple[int, int, int], plan: Plan) -> None:
+    assert wide_plans(*size, H200.compute_units)[0] == plan
 
 
 def test_nothing_to_multiply() -> None:
@@ -85,12 +114,12 @@ def test_plans_that_no_kernel_has(change: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_warps": 2}, {"block_n": 32}, {"stages": 1}, {"block_m": 512}, {"warps_k": 2}],
+    [{"num_warps": 2}, {"block_n": 32}, {"stages": 2}, {"block_m": 256}, {"warps_k": 2}],
     ids=str,
 )
 def test_wide_plans_that_no_kernel_has(change: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="no kernel"):
-        Plan(**(asdict(Plan(64, 64, 4, stages=2, wide=True)) | change))
+        Plan(**(asdict(Plan(64, 64, 4, stages=3, wide=True)) | change))
 
 
 def test_capability() -> None:

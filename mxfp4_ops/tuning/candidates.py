@@ -182,7 +182,7 @@ def _nvidia_fits(plan: Any, shape: Shape) -> bool:
 
 
 def _nvidia(shape: Shape, target: Target) -> Family:
-    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wide, narrow_plan, wide_plan
+    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wide, narrow_plan, wide_plans
     from ..backends.triton.nvidia.plan import product_plan as nvidia_plan
 
     def neighbours(plan: Plan) -> Iterator[Plan]:
@@ -197,7 +197,7 @@ def _nvidia(shape: Shape, target: Target) -> Family:
     starts = [nvidia_plan(*shape, target), found_plan(*shape, target).plan]
     starts.append(narrow_plan(*shape, target.compute_units))
     if has_wide(target.arch):
-        starts.append(wide_plan(*shape, target.compute_units))
+        starts.extend(wide_plans(*shape, target.compute_units))
     return Family(tuple(starts), neighbours)
 
 

@@ -92,16 +92,17 @@ def _product(
     arguments |= {"code_stride": code_stride // ALIGNMENT, "scale_stride": scales.stride(0)}
     constants |= bias_absent | {"SHUFFLED": shuffled}
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
+    options = options | {"num_warps": plan.num_warps}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
         arguments |= {"padded_m": padded_m}
-        constants |= {"STAGES": plan.stages, "AHEAD": plan.ahead}
+        constants |= {"STAGES": plan.stages}
+        options = options | {"maxnreg": plan.registers}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)
         constants |= {"padded_m": padded_m, "STORED": stored, "HAS_MUL": dependent}
         constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages}
-    options = options | {"num_warps": plan.num_warps}
     return [prepare, Launch(kernel, grid, arguments, constants, options), *last]
 
 

@@ -1,4 +1,4 @@
-"""The end of a tile: its sums are stored, or what the fast loop cannot compute is computed anew."""
+"""The end of a tile: sums are stored, and what the fast loop cannot compute is computed anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..indices import along
-from .exact import exact_tile, largest, nan_unless, store, weight_is_outside
+from . import layouts
+from .exact import exact_tile, largest, weight_is_outside
+
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the name before Triton 3.7
 
 
 @gluon.jit
@@ -19,9 +22,35 @@ def over_splits(sums: gl.tensor, layout: gl.constexpr) -> gl.tensor:
 
 
 @gluon.jit
-def finish(
+def trouble(
     sums: gl.tensor,
     fits: gl.tensor,
+    m: gl.tensor,
+    n: gl.tensor,
+    first: gl.tensor,
+    top: gl.tensor,
+    layout: gl.constexpr,
+) -> gl.tensor:
+    """2 if a sum is NaN, else 1 if a row of W has a scale byte that is not `in_range`, else 0.
+
+    `sums` are [splits, rows of W, rows of x] or without splits, from rows `first` and `top` on;
+    `fits` are [splits, rows of W, 4].
+    """
+    rank: gl.constexpr = len(sums.shape)
+    row = first + along(rank - 2, sums.shape[rank - 2], layout, rank)
+    column = top + along(rank - 1, sums.shape[rank - 1], layout, rank)
+    least = gl.min(fits & 0x80, 2)
+    if rank == 2:
+        least = gl.reshape(least, [sums.shape[0]])
+    least = gl.convert_layout(least, layouts.rows_of(layout, rank), assert_trivial=True)
+    outside = (gl.expand_dims(least, rank - 1) == 0).to(gl.int32)
+    is_nan = (row < n) & (column < m) & (sums != sums)
+    return largest(gl.where(is_nan, 2, outside))
+
+
+@gluon.jit
+def compute_anew(
+    found: gl.tensor,
     a: gl.tensor,
     a_scale: gl.tensor,
     codes: gl.tensor,
@@ -43,36 +72,19 @@ def finish(
     QUANTIZE: gl.constexpr,
     ROUNDING: gl.constexpr,
     SHUFFLED: gl.constexpr,
-    sums_layout: gl.constexpr,
-    splits_layout: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr,
     word_layout: gl.constexpr,
 ) -> None:
-    """Store sums [splits, rows of W, rows of x], or such without splits, from `first` and `top` on.
-
-    A row of W has a scale byte that the fast loop does not take where `fits` says so, and a NaN
-    among the sums may come from one of x.
-    """
-    SPLIT: gl.constexpr = len(sums.shape) == 3
-    BLOCK_N: gl.constexpr = sums.shape[len(sums.shape) - 2]
-    BLOCK_M: gl.constexpr = sums.shape[len(sums.shape) - 1]
-    layout: gl.constexpr = gl.SliceLayout(0, splits_layout) if SPLIT else sums_layout
-    row = first + along(0, BLOCK_N, layout, 2)
-    column = top + along(1, BLOCK_M, layout, 2)
-    result = nan_unless(fits, sums, sums_layout)
-    if SPLIT:
-        result = over_splits(result, splits_layout)
-    is_nan = (row < n) & (column < m) & (result != result)
-    if largest(is_nan.to(gl.int32)) == 0:
-        store(result, row, column, bias, out, m, n, bias_stride)
-    else:
-        result = over_splits(sums, splits_layout) if SPLIT else sums
-        is_nan = (row < n) & (column < m) & (result != result)
-        outside = largest(is_nan.to(gl.int32)) | weight_is_outside(
-            codes, scales, n, first, code_stride, scale_stride, begin, end, SHUFFLED, word_layout
-        )
-        if outside == 0:  # there was nothing but blocks of zeros
-            store(result, row, column, bias, out, m, n, bias_stride)
-        else:
+    """Store the tile again where `trouble` found something other than blocks of zeros."""
+    if found != 0:
+        barrier()  # other threads have stored what is stored again
+        if found == 1:
+            found = weight_is_outside(
+                codes, scales, n, first, code_stride, scale_stride, begin, end, SHUFFLED,
+                word_layout,
+            )  # fmt: skip
+        if found != 0:
             exact_tile(
                 a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
                 a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE,

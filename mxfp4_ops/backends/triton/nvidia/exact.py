@@ -36,15 +36,18 @@ def values(codes: gl.tensor, byte: gl.tensor) -> gl.tensor:
 @gluon.jit
 def store(
     sums: gl.tensor,
-    row: gl.tensor,
-    column: gl.tensor,
+    first: gl.tensor,
+    top: gl.tensor,
     bias: gl.tensor,
     out: gl.tensor,
     m: gl.tensor,
     n: gl.tensor,
     bias_stride: gl.tensor,
 ) -> None:
-    """Sums [rows of W, rows of x], with the bias and rounded, into `out`[split, m, n]."""
+    """Sums [rows of W, rows of x] from `first` and `top` on, with the bias, in out[split, m, n]."""
+    layout: gl.constexpr = sums.type.layout
+    row = first + along(0, sums.shape[0], layout, 2)
+    column = top + along(1, sums.shape[1], layout, 2)
     if bias is not None:
         added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
         sums += float32_bits(added).to(gl.float32, bitcast=True)
@@ -56,17 +59,6 @@ def store(
 def largest(t: gl.tensor) -> gl.tensor:
     """Of all elements of a program's tensor, in every thread."""
     return gl.max(gl.reshape(t, [t.numel]), 0)
-
-
-@gluon.jit
-def nan_unless(fits: gl.tensor, sums: gl.tensor, layout: gl.constexpr) -> gl.tensor:
-    """`sums`, NaN in the rows of W of which a lane found a byte that is not `in_range`."""
-    least = gl.min(fits & 0x80, 2)
-    rank: gl.constexpr = len(sums.shape)
-    if rank == 2:
-        least = gl.reshape(least, [sums.shape[0]])
-    least = gl.convert_layout(least, layouts.rows_of(layout, rank), assert_trivial=True)
-    return gl.where(gl.expand_dims(least, rank - 1) == 0, float("nan"), sums)
 
 
 @gluon.jit
@@ -174,4 +166,4 @@ def exact_tile(
                 product += values(high, a_byte) * values(b >> 4, b_byte)
             is_nan = gl.maximum(a_byte, b_byte) == NAN_SCALE
             total += gl.where(is_nan, float("nan"), scaled(product, a_byte, b_byte))
-        store(total, row, column, bias, out, m, n, bias_stride)
+        store(total, first, top + strip, bias, out, m, n, bias_stride)

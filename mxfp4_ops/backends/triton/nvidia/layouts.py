@@ -102,9 +102,10 @@ def all_splits(splits: int, warps: int, columns: int) -> gl.constexpr:
 
 
 @constexpr_function
-def copies(warps: int) -> gl.constexpr:
-    """Of what threads copy of x's tile [rows, 128], 16 bytes each."""
-    return gl.BlockedLayout([1, 8], [2, 16], [warps, 1], [1, 0])
+def copies(warps: int, columns: int, vector: int) -> gl.constexpr:
+    """Of what threads copy of a tile [rows, columns], `vector` neighbours each."""
+    across = min(32, columns // vector)
+    return gl.BlockedLayout([1, vector], [32 // across, across], [warps, 1], [1, 0])
 
 
 @constexpr_function

@@ -12,8 +12,8 @@ from triton.experimental.gluon import language as gl
 from .. import dependent
 from ..indices import along
 from . import layouts
-from .epilogue import finish
-from .exact import scale_blocks
+from .epilogue import compute_anew, over_splits, trouble
+from .exact import scale_blocks, store
 from .operands import (
     STEP,
     in_range,
@@ -137,11 +137,14 @@ def mxfp4_gemm_narrow(
         block += 4 * SPLITS * AHEAD
         byte_block += 4 * SPLITS * AHEAD
 
-    splits_layout: gl.constexpr = (
+    found = trouble(total, fits, m, n, first, top, layout)
+    sums_layout: gl.constexpr = (
         layouts.all_splits(SPLITS, gl.num_warps(), BLOCK_M) if SPLITS > 1 else layout
     )
-    finish(
-        total, fits, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
+    sums = over_splits(total, sums_layout)
+    store(sums, first, top, bias, out, m, n, bias_stride)
+    compute_anew(
+        found, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
         a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE, ROUNDING,
-        SHUFFLED, layout, splits_layout, word_layout,
+        SHUFFLED, BLOCK_N, BLOCK_M, word_layout,
     )  # fmt: skip

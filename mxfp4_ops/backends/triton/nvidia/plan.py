@@ -6,15 +6,19 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
+from operator import itemgetter
 
 from ....formats import BLOCK
 from ....tuning import lookup
 from ....tuning.lookup import Found
 from ...devices import Target
-from ..plan import STEPS_PER_SPLIT, power_of_two, splits_of_k
+from ..plan import LARGEST_SPLIT, STEPS_PER_SPLIT, power_of_two, splits_of_k
 
 STEP_BLOCKS = 4
 """Blocks of 32 along K in a step."""
+
+WIDE_UNROLL = 2
+"""Steps in a round of the wide kernel's loop."""
 
 NARROW_ROWS = 16
 """Up to so many rows of x the narrow kernel is the faster one where both run."""
@@ -62,11 +66,11 @@ class Plan:
             raise ValueError(f"there is no kernel for {self}")
         if self.wide:
             possible = (
-                self.num_warps % 4 == 0
-                and self.block_n % (16 * self.num_warps) == 0
-                and 8 <= self.block_m <= 256
+                self.num_warps in (4, 8)
+                and self.block_n == 16 * self.num_warps
+                and 8 <= self.block_m <= 128
                 and self.warps_k == 1
-                and self.stages >= 2
+                and self.stages >= 3
             )
         else:
             down = self.num_warps // self.warps_k
@@ -75,16 +79,16 @@ class Plan:
             raise ValueError(f"there is no kernel for {self}")
 
     @property
-    def ahead(self) -> int:
-        """Steps of W under way in the wide kernel, where larger tiles leave fewer registers."""
-        return 1 if self.block_m > 64 else 2 if self.block_m > 32 else 4
+    def registers(self) -> int:
+        """Of a thread of the wide kernel at its start, before some give most to the others."""
+        return {4: 128, 8: 168}[self.num_warps]  # two programs a unit, or one
 
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 
     def blocks_per_split(self, k: int) -> int:
         """Whole rounds of the loop over K."""
-        rounds = STEP_BLOCKS * (1 if self.wide else self.warps_k * self.stages)
+        rounds = STEP_BLOCKS * (WIDE_UNROLL if self.wide else self.warps_k * self.stages)
         return max(1, ceil(k / (BLOCK * rounds * self.split_k))) * rounds
 
 
@@ -108,16 +112,62 @@ def narrow_plan(m: int, n: int, k: int, units: int) -> Plan:
     return _split(plan, m, n, k, units)
 
 
-def wide_plan(m: int, n: int, k: int, units: int) -> Plan:
-    """One warpgroup a tile and several tiles a unit: one unpacks while another multiplies."""
-    block_m = power_of_two(m, 32, 128)
-    plan = Plan(block_m, 64, 4, stages=2, wide=True)
-    return _split(plan, m, n, k, (2 if block_m == 128 else 3) * units)
+@dataclass(frozen=True)
+class WideTile:
+    """A tile of the wide kernel, `resident` of which a unit works on at a time.
+
+    Attributes:
+        step: microseconds for a step of all of them, measured on an H200.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    resident: int
+    step: float
+
+    def plan(self, split_k: int) -> Plan:
+        warps = self.block_n // 16
+        return Plan(self.block_m, self.block_n, warps, 1, self.stages, split_k, wide=True)
+
+    def time(self, split_k: int, m: int, n: int, k: int, units: int) -> float:
+        """Microseconds that a product takes, as far as a choice of tiles can change them."""
+        plan = self.plan(split_k)
+        rounds = ceil(plan.tiles(m, n) * split_k / (self.resident * units))
+        steps = plan.blocks_per_split(k) // STEP_BLOCKS
+        # Partial sums are written and read, at 3 TB/s, by a kernel of its own.
+        reduce = 1.5 + 8e-6 / 3 * split_k * m * n if split_k > 1 else 0
+        return rounds * steps * self.step + reduce
+
+
+WIDE_TILES = (
+    WideTile(32, 64, 4, 2, 0.55),
+    WideTile(64, 64, 4, 2, 0.67),
+    WideTile(128, 64, 3, 2, 1.25),
+    WideTile(128, 128, 4, 1, 0.85),
+)
+
+
+def wide_plans(m: int, n: int, k: int, units: int) -> list[Plan]:
+    """For each tile the splits of K that take least by the times above, and the best tile first."""
+    found = []
+    for tile in WIDE_TILES:
+        times = {}
+        for split_k in range(1, LARGEST_SPLIT + 1):
+            per_split = tile.plan(split_k).blocks_per_split(k)
+            enough = per_split >= STEPS_PER_SPLIT * STEP_BLOCKS
+            if split_k == 1 or (enough and per_split * (split_k - 1) < k // BLOCK):
+                times[split_k] = tile.time(split_k, m, n, k, units)
+        best = min(times, key=times.__getitem__)
+        found.append((times[best], tile.plan(best)))
+    return [plan for _, plan in sorted(found, key=itemgetter(0))]
 
 
 def product_plan(m: int, n: int, k: int, target: Target) -> Plan:
     wide = has_wide(target.arch) and m > NARROW_ROWS
-    return (wide_plan if wide else narrow_plan)(m, n, k, target.compute_units)
+    if wide:
+        return wide_plans(m, n, k, target.compute_units)[0]
+    return narrow_plan(m, n, k, target.compute_units)
 
 
 def found_plan(m: int, n: int, k: int, target: Target) -> Found[Plan]:
