@@ -103,7 +103,7 @@ def test_nothing_to_multiply() -> None:
     "change",
     [
         {"block_n": 24}, {"block_m": 4}, {"block_m": 128}, {"warps_k": 16}, {"split_k": 0},
-        {"stages": 0}, {"fused": True}, {"wide": True},
+        {"stages": 0}, {"wide": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -28,7 +28,7 @@ class Tiled(Protocol):
     """What all plans of products have, whatever else theirs may be."""
 
     @property
-    def fused(self) -> bool: ...
+    def kernel(self) -> str: ...
     @property
     def block_m(self) -> int: ...
     @property
@@ -189,13 +189,13 @@ def plans(arch: str, kind: Callable[..., Plan]) -> dict[tuple[int, int, int], Pl
 def carries_over(plan: Tiled, rows: int, rule: Tiled, m: int, n: int, units: int) -> bool:
     """Whether a plan that was found for `rows` rows is one for `m` as well.
 
-    It is not, if M is on the other side of the rule's threshold for quantising in a pass of its
-    own; if there are more than twice or less than half as many tiles now, or most of a tile is
-    empty; or if some splits would have to wait for a compute unit.
+    It is not, if the rule has another kernel for M, as where activations are quantised in a pass of
+    their own from some M on; if there are more than twice or less than half as many tiles now, or
+    most of a tile is empty; or if some splits would have to wait for a compute unit.
     """
     tiles, before = plan.tiles(m, n), plan.tiles(rows, n)
     return (
-        plan.fused == rule.fused
+        plan.kernel == rule.kernel
         and before <= 2 * tiles <= 4 * before
         and plan.block_m < max(2 * m, 17)
         and (plan.split_k == 1 or tiles * plan.split_k <= units)

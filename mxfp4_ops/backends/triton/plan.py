@@ -66,6 +66,11 @@ class ProductPlan:
         """For Triton's compiler."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
+    @property
+    def kernel(self) -> str:
+        """Which one multiplies."""
+        return "fused" if self.fused else "gemm"
+
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 

@@ -54,6 +54,11 @@ class Plan:
         if self.block_m < 16 * self.waves_m or self.block_n < 32 * waves_n or self.chunk_k < 256:
             raise ValueError(f"{self} leaves a wave less than 16 rows, 32 columns and K = 256")
 
+    @property
+    def kernel(self) -> str:
+        """Which one multiplies."""
+        return "fused" if self.fused else "gemm"
+
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 

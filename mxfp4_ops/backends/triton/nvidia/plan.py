@@ -42,11 +42,11 @@ class Plan:
 
     Attributes:
         block_m, block_n: a program's rows of x and of W.
+        num_warps: those that multiply; in the wide kernel others copy.
         warps_k: warps that share the steps of a tile, and add their sums at its end.
-        stages: steps under way: of W for a warp of the narrow kernel, of x in the wide one.
+        stages: steps under way: of W for a warp of the narrow kernel, of both in the wide one.
         split_k: programs that share the steps of a tile and leave their sums to another kernel.
         wide: which kernel.
-        fused: False; x is prepared in a pass of its own.
     """
 
     block_m: int
@@ -56,13 +56,12 @@ class Plan:
     stages: int = 1
     split_k: int = 1
     wide: bool = False
-    fused: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.block_m, self.block_n, self.num_warps, self.warps_k)
         if any(size < 1 or size & (size - 1) for size in sizes):
             raise ValueError(f"sizes of {self} must be powers of two")
-        if self.split_k < 1 or self.stages < 1 or self.fused:
+        if self.split_k < 1 or self.stages < 1:
             raise ValueError(f"there is no kernel for {self}")
         if self.wide:
             possible = (
@@ -77,6 +76,10 @@ class Plan:
             possible = down >= 1 and self.block_n % (16 * down) == 0 and 8 <= self.block_m <= 64
         if not possible:
             raise ValueError(f"there is no kernel for {self}")
+
+    @property
+    def kernel(self) -> str:
+        return "wide" if self.wide else "narrow"
 
     @property
     def registers(self) -> int:
