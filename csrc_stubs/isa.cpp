@@ -45,7 +45,10 @@ const std::vector<const Kernels*>& usable() {
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
           __builtin_cpu_supports("avx512vnni")) {
         found.push_back(&kAvx512Kernels);
-        if (amx_int8()) found.push_back(&kAmxKernels);
+        if (__builtin_cpu_supports("avx512vbmi")) {
+          found.push_back(&kAvx512VbmiKernels);
+          if (amx_int8()) found.push_back(&kAmxKernels);
+        }
       }
     }
 #endif

@@ -164,7 +164,11 @@ struct Avx2 {
   static Int equal_either(Int a, int b, int c) {
     return or_(_mm256_cmpeq_epi32(a, set(b)), _mm256_cmpeq_epi32(a, set(c)));
   }
-  static bool any(Int mask) { return !_mm256_testz_si256(mask, mask); }
+  static bool any_byte_special(Int bytes) {  // 0 or 255: at most 1 after adding 1
+    const Int next = _mm256_add_epi8(bytes, _mm256_set1_epi8(1));
+    const Int same = _mm256_cmpeq_epi8(_mm256_min_epu8(next, _mm256_set1_epi8(1)), next);
+    return !_mm256_testz_si256(same, same);
+  }
   static Int where_zero_codes(const Codes& codes, Int mask, Int otherwise) {
     const Int bits = or_(or_(codes.v[0], codes.v[1]), or_(codes.v[2], codes.v[3]));
     const Int zero_codes = _mm256_cmpeq_epi32(and_(bits, set(0x77777777)), zero());
@@ -186,6 +190,8 @@ struct Avx2 {
     return {{_mm256_unpacklo_epi64(low01, low23), _mm256_unpackhi_epi64(low01, low23),
              _mm256_unpacklo_epi64(high01, high23), _mm256_unpackhi_epi64(high01, high23)}};
   }
+  static Codes load_tile(const uint8_t* data) { return load_codes(data, kBlock / 2); }
+  static Int tile_order(Int a) { return a; }
   static Int word(const Codes& codes, int j) { return codes.v[j]; }
   static Weights expand(const Codes& codes) {
     const Int table = _mm256_broadcastsi128_si256(

@@ -28,18 +28,22 @@ struct Activations {
   int64_t row;
   const PairScales* scales;  // [M, pairs]
   const uint8_t* huge;       // [M]: a block's scale byte is kHugeScale or more
-  // [M / 16, pairs]: in each of 16 rows both blocks have the same scale, and it is not tiny. This, and
-  // rows of zeros up to a multiple of 16, are there from Kernels::tiles_from rows on.
+  // From Kernels::tiles_from rows on there are rows of zeros up to a multiple of 16, and for each 16
+  // rows and pair: the scales by themselves, [M / 16, pairs, 2, 16]; and [M / 16, pairs] whether in each
+  // row both blocks have the same scale, within the limits below.
+  const float* tile_scales;
   const uint8_t* alike;
 };
 
 constexpr int64_t kTileRows = 16;
 
-// The most rows that one call of `product` multiplies: with K = 4096, 1 MiB of them, half of an L2 cache.
-constexpr int64_t kRowsAtOnce = 192;
+// The most rows that one call of `product` multiplies, and the most bytes of them (but at least
+// kTileRows): they are to stay in an L2 cache.
+constexpr int64_t kRowsAtOnce = 256, kBytesAtOnce = 5 << 18;
 
-// A smaller scale may take a product below float32's normal numbers (the weight's has the same limit).
-constexpr int kTinyExponent = -60;
+// Two blocks multiplied as one: scales of activations and weights within these keep the sum (below 2^20)
+// times both scales among float32's normal numbers.
+constexpr int kTinyExponent = -60, kLargeExponent = 48;
 
 // From this scale byte on, a pair's integer sum (below 2^20) times the scale can leave float32's range
 // although the product with the weight's scale does not.
@@ -82,7 +86,8 @@ struct Output {
 
 struct Kernels {
   const char* name;
-  int64_t panel;  // columns of the result that one call of `product` makes
+  int64_t panel;      // columns of the result that one call of `product` makes
+  int64_t panel_a16;  // and one of `product_a16`
 
   // Quantise `blocks` blocks of one row; element i is at x + i * stride (in elements).
   void (*quantize)(const void* x, Float type, int64_t stride, int64_t blocks, ScaleMode mode,
@@ -111,6 +116,7 @@ extern const Kernels kScalarKernels;
 #define MXFP4_X86 1
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512VbmiKernels;
 extern const Kernels kAmxKernels;
 #endif
 

@@ -60,8 +60,10 @@ class Operand {
   // Once all blocks are set.
   Activations get() {
     all_huge_.assign(huge_.begin(), huge_.end());
-    if (in_tiles_) find_alike();
-    return {m_, blocks_, pairs_, values_, row_, scales_.get(), all_huge_.data(), alike_.data()};
+    if (in_tiles_) arrange_scales();
+    return {m_,          blocks_,          pairs_,
+            values_,     row_,             scales_.get(),
+            all_huge_.data(), tile_scales_.get(), alike_.data()};
   }
 
  private:
@@ -69,16 +71,22 @@ class Operand {
 
   int64_t tiles() const { return (m_ + kTileRows - 1) / kTileRows; }
 
-  void find_alike() {
-    const float tiny = std::ldexp(1.0f, kTinyExponent);
-    alike_.assign(tiles() * pairs_, 1);
-    parallel_for(0, tiles(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t m = begin * kTileRows; m < std::min(m_, end * kTileRows); ++m) {
-        for (int64_t p = 0; p < pairs_; ++p) {
-          const float* scale = scales_[m * pairs_ + p].scale;
-          const bool alike = scale[0] == scale[1] && (scale[0] == 0.0f || scale[0] >= tiny);
-          alike_[m / kTileRows * pairs_ + p] &= alike;
+  void arrange_scales() {
+    const float tiny = std::ldexp(1.0f, kTinyExponent), large = std::ldexp(1.0f, kLargeExponent);
+    alike_.resize(tiles() * pairs_);
+    tile_scales_.reset(new float[tiles() * pairs_ * 2 * kTileRows]);
+    parallel_for(0, tiles() * pairs_, kBlocksPerThread, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const PairScales* from = &scales_[i / pairs_ * kTileRows * pairs_ + i % pairs_];
+        float* to = tile_scales_.get() + i * 2 * kTileRows;
+        bool alike = true;
+        for (int64_t r = 0; r < kTileRows; ++r) {
+          const float* scale = from[r * pairs_].scale;
+          to[r] = scale[0], to[kTileRows + r] = scale[1];
+          alike &= scale[0] == scale[1] &&
+                   (scale[0] == 0.0f || (scale[0] >= tiny && scale[0] <= large));
         }
+        alike_[i] = alike;
       }
     });
   }
@@ -92,6 +100,7 @@ class Operand {
   int8_t* values_;
   std::unique_ptr<PairScales[]> scales_;
   std::vector<uint8_t> all_huge_, alike_;
+  std::unique_ptr<float[]> tile_scales_;
 };
 
 }  // namespace mxfp4

@@ -15,11 +15,11 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
   typename V::Float sum[rows];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
-  typename V::Int four = V::zero();
+  FourScales<V> four{V::zero(), false};
   for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_next<V>(panel, b);
-    const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
-    const auto scale = scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
+    prefetch_ahead<V, shuffled>(panel, b);
+    const auto block = read_block<V, shuffled>(panel, b, blocks, four);
+    const auto scale = scale_values<V>(block.scale_bytes, four.special, block.codes);
     const float* values[rows];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) values[r] = x.values + (m + r) * k + b * kBlock;
@@ -31,7 +31,7 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
     }
 #pragma GCC unroll 4
     for (int j = 0; j < kBlock / 8; ++j) {
-      auto word = V::word(codes, j);
+      auto word = V::word(block.codes, j);
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const auto weight = V::values(word);
@@ -52,6 +52,7 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
+    if constexpr (shuffled) sum[r] = V::as_float(V::tile_order(V::bits(sum[r])));
     if (out.bias) sum[r] = V::add_float(sum[r], V::load_some(out.bias + n0, n - n0));
     V::store_some(out.data, out.type, (m + r) * n + n0, sum[r], n - n0);
   }
@@ -74,7 +75,7 @@ void wide_row(const FloatActivations& x, int64_t m, const Panel& panel, int64_t 
               const Output& out) {
   const int64_t blocks = x.blocks;
   double sum[V::width] = {};
-  typename V::Int four = V::zero();
+  FourScales<V> four{V::zero(), false};
   for (int64_t b = 0; b < blocks; ++b) {
     float bytes[V::width];  // as patterns
     V::template store<Float::f32>(
@@ -98,10 +99,13 @@ void wide_row(const FloatActivations& x, int64_t m, const Panel& panel, int64_t 
 
 template <class V>
 struct InFloat {
+  static constexpr int64_t panels = 1;
+
   template <bool shuffled>
   static void run(const FloatActivations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
-                  const Panel& panel, int64_t n0, const Output& out) {
+                  int64_t n0, const Output& out) {
     const int64_t n = weight.n;
+    const Panel panel = panel_at<V, shuffled>(weight, n0);
     const int64_t tiles = (m_end - m_begin + V::float_rows - 1) / V::float_rows;
     int64_t m = m_begin;
     for (int64_t t = 0; t < tiles; ++t) {
