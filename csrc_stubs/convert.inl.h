@@ -113,11 +113,11 @@ inline void to_common_scale(int8_t* values, PairScales& pair) {
 
 template <class V, bool common_scale>
 bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
-             PairScales* pairs) {
+             int64_t step, PairScales* pairs) {
   bool huge = false;
   for (int64_t b = 0; b < blocks; ++b) {
     PairScales& pair = pairs[b / 2];
-    int8_t* out = values + b * kBlock;
+    int8_t* out = values + b / 2 * step + b % 2 * kBlock;
     const bool zero = V::expand_activation(codes + b * (kBlock / 2), out, pair.correction[b % 2]);
     const uint8_t scale = scales[b];
     pair.scale[b % 2] = zero && scale != kScaleNan ? 0.0f : scale_value(scale) * 0.25f;
@@ -128,7 +128,7 @@ bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t
       pair.scale[1] = 0.0f;
     }
     if (common_scale && (b % 2 == 1 || b + 1 == blocks)) {
-      to_common_scale(values + b / 2 * 2 * kBlock, pair);
+      to_common_scale(values + b / 2 * step, pair);
     }
   }
   return huge;

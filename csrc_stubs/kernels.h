@@ -3,6 +3,13 @@
 
 #include "numbers.h"
 
+// For what a kernel's innermost loop consists of: out of line, its vectors would go through memory.
+#ifdef __GNUC__
+#define MXFP4_INLINE __attribute__((always_inline)) inline
+#else
+#define MXFP4_INLINE inline
+#endif
+
 namespace mxfp4 {
 
 // Blocks are added up in pairs: sum += (first + second), both additions rounded. Two blocks whose scales
@@ -17,15 +24,19 @@ struct PairScales {
   float scale[2];
 };
 
+constexpr int64_t kTileRows = 16;
+
 // Activations [M, K], ready to be multiplied. If K has an odd number of blocks, the last pair's second
 // is zero.
 struct Activations {
   int64_t m, blocks;
   int64_t pairs;
   // Twice the elements, as integers: of each block those at even K, then those at odd K, as the nibbles
-  // of a weight's bytes come apart. Pair p of row r is the 64 bytes at values + r * row + p * 64.
+  // of a weight's bytes come apart; `at` says where a pair's 64 bytes are.
   const int8_t* values;
-  int64_t row;
+  // Bytes from row to row, from each 16 rows to the next, and from pair to pair. With tiles of 16 rows,
+  // a pair of all of them is one run of 1 KiB: an operand of AMX in a single page of memory.
+  int64_t row, tile, pair;
   const PairScales* scales;  // [M, pairs]
   const uint8_t* huge;       // [M]: a block's scale byte is kHugeScale or more
   // From Kernels::tiles_from rows on there are rows of zeros up to a multiple of 16, and for each 16
@@ -33,9 +44,11 @@ struct Activations {
   // row both blocks have the same scale, within the limits below.
   const float* tile_scales;
   const uint8_t* alike;
-};
 
-constexpr int64_t kTileRows = 16;
+  const int8_t* at(int64_t m, int64_t p = 0) const {
+    return values + m / kTileRows * tile + m % kTileRows * row + p * pair;
+  }
+};
 
 // The most rows that one call of `product` multiplies, and the most bytes of them (but at least
 // kTileRows): they are to stay in an L2 cache.
@@ -94,10 +107,10 @@ struct Kernels {
                    uint8_t* codes, uint8_t* scales);
   void (*dequantize)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, Float type,
                      void* out);
-  // `blocks` blocks of one row, from an even one on; fills up the last pair. Returns whether a block has
-  // a huge scale.
+  // `blocks` blocks of one row, from an even one on; fills up the last pair. There are `step` bytes from
+  // pair to pair of values. Returns whether a block has a huge scale.
   bool (*prepare)(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
-                  PairScales* pairs);
+                  int64_t step, PairScales* pairs);
   // Rows [m_begin, m_end), kRowsAtOnce at most, and one panel of columns, from column
   // `panel_index * panel` on. m_begin is a multiple of kTileRows.
   void (*product)(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,

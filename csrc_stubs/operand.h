@@ -22,21 +22,26 @@ class Operand {
         blocks_(k / kBlock),
         pairs_((blocks_ + 1) / 2),
         huge_(m),
-        in_tiles_(run.tiles_from > 0 && m >= run.tiles_from),
-        // An odd number of 64-byte lines from row to row spreads a column over the cache's sets.
-        row_((pairs_ | 1) * 2 * kBlock) {
-    const int64_t pad = in_tiles_ ? tiles() * kTileRows - m : 0;
-    memory_.reset(new int8_t[(m + pad) * row_ + kAlignment]);
+        in_tiles_(run.tiles_from > 0 && m >= run.tiles_from) {
+    const int64_t rows = in_tiles_ ? tiles() * kTileRows : m;
+    // In rows, an odd number of 64-byte lines from each to the next spreads a column over the cache's
+    // sets.
+    pair_ = in_tiles_ ? kTileRows * kPair : kPair;
+    row_ = in_tiles_ ? kPair : (pairs_ | 1) * kPair;
+    tile_ = in_tiles_ ? kTileRows * pairs_ * kPair : kTileRows * row_;
+    memory_.reset(new int8_t[rows * std::max(row_, pairs_ * kPair) + kAlignment]);
     values_ = memory_.get() + kAlignment -
               reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment;
-    scales_.reset(new PairScales[(m + pad) * pairs_]);
-    std::memset(values_ + m * row_, 0, pad * row_);
-    std::memset(scales_.get() + m * pairs_, 0, pad * pairs_ * sizeof(PairScales));
+    scales_.reset(new PairScales[rows * pairs_]);
+    if (rows > m) std::memset(values_ + m / kTileRows * tile_, 0, tile_);
+    std::memset(scales_.get() + m * pairs_, 0, (rows - m) * pairs_ * sizeof(PairScales));
   }
 
   // Blocks [first, last) of a row; first is even.
   void set(const uint8_t* codes, const uint8_t* scales, int64_t row, int64_t first, int64_t last) {
-    if (run_.prepare(codes, scales, last - first, values_ + row * row_ + first * kBlock,
+    int8_t* values =
+        values_ + row / kTileRows * tile_ + row % kTileRows * row_ + first / 2 * pair_;
+    if (run_.prepare(codes, scales, last - first, values, pair_,
                      &scales_[row * pairs_ + first / 2])) {
       huge_[row].store(1, std::memory_order_relaxed);
     }
@@ -62,12 +67,12 @@ class Operand {
     all_huge_.assign(huge_.begin(), huge_.end());
     if (in_tiles_) arrange_scales();
     return {m_,          blocks_,          pairs_,
-            values_,     row_,             scales_.get(),
+            values_,     row_,             tile_, pair_, scales_.get(),
             all_huge_.data(), tile_scales_.get(), alike_.data()};
   }
 
  private:
-  static constexpr int64_t kAlignment = 64;
+  static constexpr int64_t kAlignment = 64, kPair = 2 * kBlock;
 
   int64_t tiles() const { return (m_ + kTileRows - 1) / kTileRows; }
 
@@ -95,7 +100,7 @@ class Operand {
   int64_t m_, blocks_, pairs_;
   std::vector<std::atomic<uint8_t>> huge_;  // several threads may work on a row
   bool in_tiles_;
-  int64_t row_;
+  int64_t row_, tile_, pair_;
   std::unique_ptr<int8_t[]> memory_;
   int8_t* values_;
   std::unique_ptr<PairScales[]> scales_;

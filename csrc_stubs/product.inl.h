@@ -57,18 +57,18 @@ struct FourScales {
 // The scale bytes of block b, one in each lane. Plain: `four` carries those of four blocks from call to
 // call, blocks being asked for in order.
 template <class V, bool shuffled>
-typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
+MXFP4_INLINE typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
   if (shuffled) {
     // [K/256, K/32 % 4, row % 16, (K/32 / 4) % 2, (row / 16) % 2]
-    four.bytes = V::load_int(panel.scales + (b / 8 * 4 + b % 4) * 64);
-  } else if (b % kScalesAtOnce == 0) {
+    four.bytes = V::load_int(panel.scales + ((b >> 3) * 4 + (b & 3)) * 64);
+  } else if ((b & 3) == 0) {
     four.bytes = blocks - b >= kScalesAtOnce
                      ? V::gather(panel.scales + b, panel.scale_row)
                      : V::gather_few(panel.scales + b, panel.scale_row, blocks - b);
   }
-  if (shuffled || b % kScalesAtOnce == 0) four.special = V::any_byte_special(four.bytes);
+  if (shuffled || (b & 3) == 0) four.special = V::any_byte_special(four.bytes);
   if constexpr (shuffled) {
-    const int shift = 8 * (b % 8 / 4 * 2 + panel.scale_half);
+    const int shift = 8 * ((b >> 2 & 1) * 2 + panel.scale_half);
     return V::and_(V::shift_right_by(four.bytes, shift), V::set(255));
   }
   const auto bytes = V::and_(four.bytes, V::set(255));
@@ -79,7 +79,7 @@ typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks, FourS
 // Float scales from their bytes; lanes whose codes are all zero get 0 for byte 0 (see
 // PairScales::scale). `special`: there may be bytes 0 and 255.
 template <class V>
-typename V::Float scale_values(typename V::Int bytes, bool special,
+MXFP4_INLINE typename V::Float scale_values(typename V::Int bytes, bool special,
                                const typename V::Codes& codes) {
   auto bits = V::template shift_left<23>(bytes);
   if (special) {
@@ -97,7 +97,7 @@ struct Block {
 };
 
 template <class V, bool shuffled>
-Block<V> read_block(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
+MXFP4_INLINE Block<V> read_block(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
   const uint8_t* codes = panel.codes + b * panel.code_block;
   const auto bytes = scale_bytes<V, shuffled>(panel, b, blocks, four);
   if constexpr (shuffled) return {V::load_tile(codes), V::tile_order(bytes)};
@@ -107,11 +107,11 @@ Block<V> read_block(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>
 inline constexpr int64_t kShuffledAhead = 8;  // blocks
 
 // Fetches ahead of block b; without this, one row of activations takes a third longer when the weight
-// comes from memory. Always inline: GCC takes a function that only prefetches for one without effects and
+// comes from memory. Inline, because GCC takes a function that only prefetches for one without effects and
 // drops its calls.
 #ifdef __GNUC__
 template <class V, bool shuffled, int64_t panels = 1>
-__attribute__((always_inline)) inline void prefetch_ahead(const Panel& panel, int64_t b) {
+MXFP4_INLINE void prefetch_ahead(const Panel& panel, int64_t b) {
   const uint8_t* codes = panel.codes + b * panel.code_block;
   if constexpr (shuffled) {
     // A panel is one run of bytes, and the next one follows.
@@ -124,7 +124,7 @@ __attribute__((always_inline)) inline void prefetch_ahead(const Panel& panel, in
   // runs that the processor's own prefetch does not get going. Four blocks share a line of 64 bytes, and
   // so the rows among them.
   constexpr int64_t next = panels * V::width;
-  const int64_t quarter = b % 4;
+  const int64_t quarter = b & 3;
   codes -= quarter * panel.code_block;
   for (int64_t r = 0; r < V::width / 4; ++r) {
     const int64_t row = next + quarter * (V::width / 4) + r;
@@ -149,6 +149,10 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
   typename V::Float sum[rows], pair_sum[rows];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
+  const int8_t* values[rows];
+  const PairScales* pairs[rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) values[r] = x.at(m + r), pairs[r] = x.scales + (m + r) * x.pairs;
   FourScales<V> four{V::zero(), false};
   const auto add_block = [&](int64_t b, auto second) {
     if constexpr (rows <= kFewRows) prefetch_ahead<V, shuffled>(panel, b);
@@ -157,9 +161,9 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
     const auto weights = V::expand(block.codes);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const PairScales& pair = x.scales[(m + r) * x.pairs + b / 2];
-      const int8_t* values = x.values + (m + r) * x.row + b * kBlock;
-      auto dot = V::to_float(V::dot(weights, values, pair.correction[second]));
+      const PairScales& pair = pairs[r][b >> 1];
+      const int8_t* block_values = values[r] + (b >> 1) * x.pair + second * kBlock;
+      auto dot = V::to_float(V::dot(weights, block_values, pair.correction[second]));
       // 2^-20 keeps the sum times the scale in range until the weight's scale is in.
       if constexpr (huge) dot = V::mul(dot, V::set_float(0x1p-20f));
       auto left = V::mul(dot, V::set_float(pair.scale[second])), right = scale;

@@ -59,7 +59,7 @@ void multiply(const X& x, const Weight& weight, const Output& out, int64_t panel
 
 // How many rows one call of a kernel multiplies: all calls about as many.
 int64_t rows_at_once(const Activations& x) {
-  const int64_t most = std::clamp(kBytesAtOnce / x.row / kTileRows * kTileRows, kTileRows, kRowsAtOnce);
+  const int64_t most = std::clamp(kBytesAtOnce / (x.pairs * 2 * kBlock + 1) / kTileRows * kTileRows, kTileRows, kRowsAtOnce);
   const int64_t chunks = std::max<int64_t>(1, (x.m + most - 1) / most);
   return ((x.m + chunks - 1) / chunks + kTileRows - 1) / kTileRows * kTileRows;
 }
