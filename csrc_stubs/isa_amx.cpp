@@ -158,8 +158,8 @@ struct InTiles {
       Block<Avx512> block[2] = {};
       bool special = false;
       const auto read = [&](int64_t b, Block<Avx512>& to) {
-        prefetch_ahead<Avx512, shuffled, panels>(panel, b);
-        to = read_block<Avx512, shuffled>(panel, b, blocks, four);
+        prefetch_ahead<Avx512, shuffled, panels>(panel, place_of(b));
+        to = read_block<Avx512, shuffled>(panel, place_of(b), blocks, four);
         special |= four.special;
       };
       read(2 * p, block[0]);

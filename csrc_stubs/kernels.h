@@ -5,8 +5,10 @@
 
 // For what a kernel's innermost loop consists of: out of line, its vectors would go through memory.
 #ifdef __GNUC__
-#define MXFP4_INLINE __attribute__((always_inline)) inline
+#define MXFP4_INLINE_LAMBDA __attribute__((always_inline))
+#define MXFP4_INLINE MXFP4_INLINE_LAMBDA inline
 #else
+#define MXFP4_INLINE_LAMBDA
 #define MXFP4_INLINE inline
 #endif
 

@@ -10,7 +10,6 @@ struct Panel {
   std::vector<uint8_t> copy;  // of the codes and the scales, where there is one
   const uint8_t* codes;
   int64_t code_row;    // bytes from row to row
-  int64_t code_block;  // bytes from block to block
   const uint8_t* scales;
   int64_t scale_row;   // plain: bytes from row to row
   int scale_half;      // shuffled: which half of 32 rows
@@ -24,7 +23,7 @@ Panel panel_at(const Weight& weight, int64_t n0) {
     // Codes are tiles of 16 rows by one block, 256 bytes each; scales, of 32 rows by 8 blocks.
     const int64_t code_blocks = (blocks + 1) / 2 * 2, scale_groups = (blocks + 7) / 8;
     return {{},
-            weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16, 256,
+            weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16,
             weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
             static_cast<int>(n0 / 16 % 2)};
   }
@@ -32,7 +31,7 @@ Panel panel_at(const Weight& weight, int64_t n0) {
   const uint8_t* scales = weight.scales + n0 * weight.scale_row;
   constexpr int64_t kBytes = kBlock / 2;
   if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
-    return {{}, codes, weight.code_row, kBytes, scales, weight.scale_row, 0};
+    return {{}, codes, weight.code_row, scales, weight.scale_row, 0};
   }
   // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
   std::vector<uint8_t> copy(V::width * blocks * (kBytes + 1), 127);
@@ -42,10 +41,22 @@ Panel panel_at(const Weight& weight, int64_t n0) {
     std::memcpy(copied_scales + r * blocks, scales + r * weight.scale_row, blocks);
   }
   const uint8_t* copied = copy.data();
-  return {std::move(copy), copied, blocks * kBytes, kBytes, copied_scales, blocks, 0};
+  return {std::move(copy), copied, blocks * kBytes, copied_scales, blocks, 0};
 }
 
 inline constexpr int64_t kScalesAtOnce = 4;  // bytes in a lane
+
+// Bytes of codes from block to block.
+template <bool shuffled>
+inline constexpr int64_t kCodeBlock = shuffled ? 16 * (kBlock / 2) : kBlock / 2;
+
+// Block four + within of a row; `four` is a multiple of 4. An unrolled loop knows `within`.
+struct Place {
+  uint64_t four;
+  int within;
+  uint64_t block() const { return four + within; }
+};
+inline Place place_of(uint64_t b) { return {b & ~uint64_t{3}, static_cast<int>(b & 3)}; }
 
 // Scale bytes as they are read: four in each lane.
 template <class V>
@@ -57,18 +68,19 @@ struct FourScales {
 // The scale bytes of block b, one in each lane. Plain: `four` carries those of four blocks from call to
 // call, blocks being asked for in order.
 template <class V, bool shuffled>
-MXFP4_INLINE typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
+MXFP4_INLINE typename V::Int scale_bytes(const Panel& panel, Place b, int64_t blocks,
+                                         FourScales<V>& four) {
   if (shuffled) {
     // [K/256, K/32 % 4, row % 16, (K/32 / 4) % 2, (row / 16) % 2]
-    four.bytes = V::load_int(panel.scales + ((b >> 3) * 4 + (b & 3)) * 64);
-  } else if ((b & 3) == 0) {
-    four.bytes = blocks - b >= kScalesAtOnce
-                     ? V::gather(panel.scales + b, panel.scale_row)
-                     : V::gather_few(panel.scales + b, panel.scale_row, blocks - b);
+    four.bytes = V::load_int(panel.scales + (b.four / 8 * 4 + b.within) * 64);
+  } else if (b.within == 0) {
+    four.bytes = blocks - b.four >= kScalesAtOnce
+                     ? V::gather(panel.scales + b.four, panel.scale_row)
+                     : V::gather_few(panel.scales + b.four, panel.scale_row, blocks - b.four);
   }
-  if (shuffled || (b & 3) == 0) four.special = V::any_byte_special(four.bytes);
+  if (shuffled || b.within == 0) four.special = V::any_byte_special(four.bytes);
   if constexpr (shuffled) {
-    const int shift = 8 * ((b >> 2 & 1) * 2 + panel.scale_half);
+    const int shift = 8 * (b.four / 4 % 2 * 2 + panel.scale_half);
     return V::and_(V::shift_right_by(four.bytes, shift), V::set(255));
   }
   const auto bytes = V::and_(four.bytes, V::set(255));
@@ -97,8 +109,8 @@ struct Block {
 };
 
 template <class V, bool shuffled>
-MXFP4_INLINE Block<V> read_block(const Panel& panel, int64_t b, int64_t blocks, FourScales<V>& four) {
-  const uint8_t* codes = panel.codes + b * panel.code_block;
+MXFP4_INLINE Block<V> read_block(const Panel& panel, Place b, int64_t blocks, FourScales<V>& four) {
+  const uint8_t* codes = panel.codes + b.block() * kCodeBlock<shuffled>;
   const auto bytes = scale_bytes<V, shuffled>(panel, b, blocks, four);
   if constexpr (shuffled) return {V::load_tile(codes), V::tile_order(bytes)};
   return {V::load_codes(codes, panel.code_row), bytes};
@@ -111,30 +123,29 @@ inline constexpr int64_t kShuffledAhead = 8;  // blocks
 // drops its calls.
 #ifdef __GNUC__
 template <class V, bool shuffled, int64_t panels = 1>
-MXFP4_INLINE void prefetch_ahead(const Panel& panel, int64_t b) {
-  const uint8_t* codes = panel.codes + b * panel.code_block;
+MXFP4_INLINE void prefetch_ahead(const Panel& panel, Place b) {
   if constexpr (shuffled) {
     // A panel is one run of bytes, and the next one follows.
-    for (int64_t i = 0; i < V::width * kBlock / 2; i += 64) {
-      __builtin_prefetch(codes + kShuffledAhead * panel.code_block + i, 0, 3);
-    }
+    const uint8_t* codes = panel.codes + (b.block() + kShuffledAhead) * kCodeBlock<true>;
+    for (int64_t i = 0; i < V::width * kBlock / 2; i += 64) __builtin_prefetch(codes + i, 0, 3);
+    __builtin_prefetch(panel.scales + (b.four / 8 * 4 + 4 + b.within) * 64, 0, 3);
     return;
   }
   // What the panel after the next `panels` - 1 has at block b, into L2. Its rows are read in such short
   // runs that the processor's own prefetch does not get going. Four blocks share a line of 64 bytes, and
   // so the rows among them.
   constexpr int64_t next = panels * V::width;
-  const int64_t quarter = b & 3;
-  codes -= quarter * panel.code_block;
+  const uint8_t* codes = panel.codes + b.four * kCodeBlock<false>;
+#pragma GCC unroll 4
   for (int64_t r = 0; r < V::width / 4; ++r) {
-    const int64_t row = next + quarter * (V::width / 4) + r;
+    const int64_t row = next + b.within * (V::width / 4) + r;
     __builtin_prefetch(codes + row * panel.code_row, 0, 2);
   }
-  if (quarter == 0) __builtin_prefetch(panel.scales + next * panel.scale_row + b * 16, 0, 2);
+  if (b.within == 0) __builtin_prefetch(panel.scales + next * panel.scale_row + b.four * 16, 0, 2);
 }
 #else
 template <class V, bool shuffled, int64_t panels = 1>
-void prefetch_ahead(const Panel&, int64_t) {}
+void prefetch_ahead(const Panel&, Place) {}
 #endif
 
 // With more rows than this, the product waits for arithmetic and not for memory.
@@ -154,15 +165,16 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) values[r] = x.at(m + r), pairs[r] = x.scales + (m + r) * x.pairs;
   FourScales<V> four{V::zero(), false};
-  const auto add_block = [&](int64_t b, auto second) {
+  const auto add_block = [&](Place b, auto second) MXFP4_INLINE_LAMBDA {
     if constexpr (rows <= kFewRows) prefetch_ahead<V, shuffled>(panel, b);
     const auto block = read_block<V, shuffled>(panel, b, blocks, four);
     const auto scale = scale_values<V>(block.scale_bytes, four.special, block.codes);
     const auto weights = V::expand(block.codes);
+    const uint64_t p = b.block() / 2;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const PairScales& pair = pairs[r][b >> 1];
-      const int8_t* block_values = values[r] + (b >> 1) * x.pair + second * kBlock;
+      const PairScales& pair = pairs[r][p];
+      const int8_t* block_values = values[r] + p * x.pair + second * kBlock;
       auto dot = V::to_float(V::dot(weights, block_values, pair.correction[second]));
       // 2^-20 keeps the sum times the scale in range until the weight's scale is in.
       if constexpr (huge) dot = V::mul(dot, V::set_float(0x1p-20f));
@@ -175,11 +187,15 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
       }
     }
   };
-  for (int64_t b = 0; b < blocks; b += 2) {
-    add_block(b, std::false_type{});
-    if (b + 1 < blocks) add_block(b + 1, std::true_type{});
+  const auto add_pair = [&](uint64_t b, int within) MXFP4_INLINE_LAMBDA {
+    add_block({b, within}, std::false_type{});
+    if (b + within + 1 < uint64_t(blocks)) add_block({b, within + 1}, std::true_type{});
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) sum[r] = V::add_float(sum[r], pair_sum[r]);
+  };
+  for (uint64_t b = 0; b < uint64_t(blocks); b += 4) {
+    add_pair(b, 0);
+    if (b + 2 < uint64_t(blocks)) add_pair(b, 2);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {

@@ -17,8 +17,9 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
   FourScales<V> four{V::zero(), false};
   for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_ahead<V, shuffled>(panel, b);
-    const auto block = read_block<V, shuffled>(panel, b, blocks, four);
+    const Place place = place_of(b);
+    prefetch_ahead<V, shuffled>(panel, place);
+    const auto block = read_block<V, shuffled>(panel, place, blocks, four);
     const auto scale = scale_values<V>(block.scale_bytes, four.special, block.codes);
     const float* values[rows];
 #pragma GCC unroll 16
@@ -79,10 +80,10 @@ void wide_row(const FloatActivations& x, int64_t m, const Panel& panel, int64_t 
   for (int64_t b = 0; b < blocks; ++b) {
     float bytes[V::width];  // as patterns
     V::template store<Float::f32>(
-        bytes, 0, V::as_float(scale_bytes<V, shuffled>(panel, b, blocks, four)));
+        bytes, 0, V::as_float(scale_bytes<V, shuffled>(panel, place_of(b), blocks, four)));
     const float* values = x.values + (m * blocks + b) * kBlock;
     for (int i = 0; i < V::width; ++i) {
-      const uint8_t* codes = panel.codes + b * panel.code_block + i * panel.code_row;
+      const uint8_t* codes = panel.codes + b * kCodeBlock<shuffled> + i * panel.code_row;
       double block = 0.0;
       for (int e = 0; e < kBlock; e += 2) {
         block += 0.5 * kDoubled[codes[e / 2] & 15] * values[e];
