@@ -18,6 +18,12 @@ namespace mxfp4 {
 namespace {
 
 #ifdef MXFP4_X86
+// Older compilers do not know its name.
+bool avx_vnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
 // The tiles are there, and Linux lets this process use their registers (it wants to be asked once).
 bool amx_int8() {
 #ifdef __linux__
@@ -41,6 +47,7 @@ const std::vector<const Kernels*>& usable() {
     // F16C came before AVX2 in every processor, and older compilers do not know its name here.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       found.push_back(&kAvx2Kernels);
+      if (avx_vnni()) found.push_back(&kAvxVnniKernels);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
           __builtin_cpu_supports("avx512vnni")) {

@@ -130,6 +130,7 @@ extern const Kernels kScalarKernels;
 #if defined(__x86_64__) && defined(__GNUC__)
 #define MXFP4_X86 1
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvxVnniKernels;
 extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512VbmiKernels;
 extern const Kernels kAmxKernels;

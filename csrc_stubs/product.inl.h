@@ -131,15 +131,16 @@ MXFP4_INLINE void prefetch_ahead(const Panel& panel, Place b) {
     __builtin_prefetch(panel.scales + (b.four / 8 * 4 + 4 + b.within) * 64, 0, 3);
     return;
   }
-  // What the panel after the next `panels` - 1 has at block b, into L2. Its rows are read in such short
-  // runs that the processor's own prefetch does not get going. Four blocks share a line of 64 bytes, and
-  // so the rows among them.
+  // What the panel after the next `panels` - 1 has at block b, into L2, and what this panel has four blocks
+  // later, into L1. Rows are read in such short runs that the processor's own prefetch does not get going.
+  // Four blocks share a line of 64 bytes, and so the rows among them.
   constexpr int64_t next = panels * V::width;
   const uint8_t* codes = panel.codes + b.four * kCodeBlock<false>;
 #pragma GCC unroll 4
   for (int64_t r = 0; r < V::width / 4; ++r) {
     const int64_t row = next + b.within * (V::width / 4) + r;
     __builtin_prefetch(codes + row * panel.code_row, 0, 2);
+    __builtin_prefetch(codes + 4 * kCodeBlock<false> + (row - next) * panel.code_row, 0, 3);
   }
   if (b.within == 0) __builtin_prefetch(panel.scales + next * panel.scale_row + b.four * 16, 0, 2);
 }
