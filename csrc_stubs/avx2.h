@@ -108,6 +108,7 @@ struct Avx2 {
     }
   }
 
+  static bool quantize_eight_bf16(const void*, ScaleMode, uint8_t*, uint8_t*) { return false; }
   static void pack_codes(const Int* code, uint8_t* out) {
     const Int low = _mm256_packs_epi32(code[0], code[1]);
     const Int high = _mm256_packs_epi32(code[2], code[3]);

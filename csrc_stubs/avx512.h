@@ -3,6 +3,7 @@
 // before.
 #pragma once
 
+#include "avx512_quantize.h"
 #include "x86_common.h"
 
 namespace mxfp4 {
@@ -104,6 +105,9 @@ struct Avx512 {
     }
   }
 
+  static bool quantize_eight_bf16(const void* x, ScaleMode mode, uint8_t* codes, uint8_t* scales) {
+    return mxfp4::quantize_eight_bf16(x, mode, codes, scales);
+  }
   static void pack_codes(const Int* code, uint8_t* out) {
     for (int i = 0; i < 2; ++i) {
       // In each pair of lanes, the odd code goes next to the even one.

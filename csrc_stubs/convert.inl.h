@@ -2,7 +2,7 @@
 // inside of its own namespace.
 
 template <class V>
-void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, uint8_t* scale) {
+MXFP4_INLINE void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, uint8_t* scale) {
   constexpr int kVectors = kBlock / V::width;
   typename V::Int magnitude[kVectors];
   // Magnitudes order as integers: finite below infinity below NaN.
@@ -37,7 +37,7 @@ void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, 
 
 // Block b of a row.
 template <class V, Float type>
-void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* values) {
+MXFP4_INLINE void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* values) {
   constexpr int kVectors = kBlock / V::width;
   if (stride == 1) {
     for (int i = 0; i < kVectors; ++i) {
@@ -55,10 +55,21 @@ void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* val
 template <class V, Float type>
 void quantize_row(const void* x, int64_t stride, int64_t blocks, ScaleMode mode, uint8_t* codes,
                   uint8_t* scales) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    typename V::Float values[kBlock / V::width];
-    load_block<V, type>(x, stride, b, values);
-    quantize_block<V>(values, mode, codes + b * (kBlock / 2), scales + b);
+  for (int64_t b = 0; b < blocks;) {
+    if constexpr (type == Float::bf16) {
+      if (stride == 1 && blocks - b >= 8 &&
+          V::quantize_eight_bf16(static_cast<const uint16_t*>(x) + b * kBlock, mode,
+                                 codes + b * (kBlock / 2), scales + b)) {
+        b += 8;
+        continue;
+      }
+    }
+    // Eight, so that a special one among them does not have the next eight looked at in vain.
+    for (const int64_t last = std::min(blocks, b + 8); b < last; ++b) {
+      typename V::Float values[kBlock / V::width];
+      load_block<V, type>(x, stride, b, values);
+      quantize_block<V>(values, mode, codes + b * (kBlock / 2), scales + b);
+    }
   }
 }
 

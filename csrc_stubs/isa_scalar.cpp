@@ -109,6 +109,7 @@ struct Scalar {
     for (int i = 0; i < width && i < count; ++i) mxfp4::store(data, type, at + i, v.lane[i]);
   }
 
+  static bool quantize_eight_bf16(const void*, ScaleMode, uint8_t*, uint8_t*) { return false; }
   static void pack_codes(const Int* code, uint8_t* out) {
     for (int i = 0; i < kBlock; i += 2) {
       const int low = code[i / width].lane[i % width];
