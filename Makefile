@@ -18,12 +18,13 @@ SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special
 # Tests of the operators that run on the emulated MI355X too, beside those in tests/gfx950.
 EMULATED_TESTS := $(addprefix tests/test_,mm.py special_values.py mixed_scales.py determinism.py)
 
-.PHONY: help demo test sanitize lint types docs clean
+.PHONY: help demo test sanitize neon lint types docs clean
 
 help:
 	@echo "make demo   embed sentences with a real model, in float32 and in MXFP4"
 	@echo "make test   run the tests"
 	@echo "make sanitize  run the tests of the C++ kernels under AddressSanitizer and UBSan (GCC)"
+	@echo "make neon   compare the NEON kernels with the scalar ones (cross compiler and qemu-user)"
 	@echo "make lint   check the style"
 	@echo "make types  check the types"
 	@echo "make docs   build the documentation's pages, in build/docs"
@@ -50,6 +51,9 @@ $(SANITIZED)/.built: $(VENV)/.installed $(shell find mxfp4_ops -name '*.py')
 	@CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
 		$(BIN)/python setup.py -q build --build-base $(SANITIZED)/tmp --build-lib $(SANITIZED)
 	@touch $@
+
+neon: $(VENV)/.installed
+	@$(BIN)/python -m pytest -p no:xdist -rs tests/test_neon.py
 
 lint: $(VENV)/.installed
 	@$(BIN)/ruff check .

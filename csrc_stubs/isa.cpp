@@ -14,8 +14,25 @@
 #endif
 #endif
 
+#if defined(MXFP4_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace mxfp4 {
 namespace {
+
+#ifdef MXFP4_NEON
+bool dot_product() {
+#if defined(__linux__)
+  constexpr unsigned long kAsimdDp = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+#elif defined(__APPLE__)
+  return true;  // since the first Mac with such a processor
+#else
+  return false;
+#endif
+}
+#endif
 
 #ifdef MXFP4_X86
 // Older compilers do not know its name.
@@ -58,6 +75,9 @@ const std::vector<const Kernels*>& usable() {
         }
       }
     }
+#endif
+#ifdef MXFP4_NEON
+    if (dot_product()) found.push_back(&kNeonKernels);
 #endif
     return found;
   }();

@@ -135,6 +135,10 @@ extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512VbmiKernels;
 extern const Kernels kAmxKernels;
 #endif
+#if defined(__aarch64__) && defined(__GNUC__)
+#define MXFP4_NEON 1
+extern const Kernels kNeonKernels;
+#endif
 
 // The kernels in use (isa.cpp).
 const Kernels& kernels();
