@@ -13,7 +13,7 @@ SANITIZED := build/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 # Tests that run kernels in this process and check no error of Python's or torch's own code.
 SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
-	bad_input.py determinism.py properties.py mixed_scales.py mm_a16.py grouped.py)
+	bad_input.py determinism.py properties.py mixed_scales.py mm_a16.py grouped.py cpu_kernels.py)
 
 # Tests of the operators that run on the emulated MI355X too, beside those in tests/gfx950.
 EMULATED_TESTS := $(addprefix tests/test_,mm.py special_values.py mixed_scales.py determinism.py)
