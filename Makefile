@@ -44,7 +44,8 @@ test: $(VENV)/.installed
 sanitize: $(SANITIZED)/.built
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0:use_sigaltstack=0 PYTHONPATH=$(SANITIZED) \
-		$(BIN)/pytest -n auto --maxprocesses 4 -k "not reference" $(SANITIZED_TESTS)
+		$(BIN)/pytest -o pythonpath=$(SANITIZED) -n auto --maxprocesses 4 \
+		-k "not reference" $(SANITIZED_TESTS)
 
 $(SANITIZED)/.built: $(VENV)/.installed $(shell find mxfp4_ops -name '*.py')
 	@echo "Compiling the C++ kernels with sanitizers"
