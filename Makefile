@@ -49,7 +49,7 @@ sanitize: $(SANITIZED)/.built
 
 $(SANITIZED)/.built: $(VENV)/.installed $(shell find mxfp4_ops -name '*.py')
 	@echo "Compiling the C++ kernels with sanitizers"
-	@CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
+	@CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
 		$(BIN)/python setup.py -q build --build-base $(SANITIZED)/tmp --build-lib $(SANITIZED)
 	@touch $@
 
