@@ -1,6 +1,8 @@
 """Measure how fast weights become MXFP4 on the CPU, beside copying and reading the same bytes.
 
     python -m benchmarks.cpu_conversion
+
+See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -119,9 +121,8 @@ def measure(
     """Measure how fast weights become MXFP4 on the CPU."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
-        found = [
-            quantizing(torch.bfloat16), quantizing(torch.float32), converting(megabytes)
-        ]  # fmt: skip
+        found = [quantizing(dtype) for dtype in (torch.bfloat16, torch.float32)]
+        found.append(converting(megabytes))
     table = Table("", "ms", "GB/s", "beside", "ms", "GB/s", "share", box=SIMPLE_HEAD)
     for m in found:
         table.add_row(

@@ -9,6 +9,7 @@ from common import Path as RunPath
 from torch import Tensor
 
 import mxfp4_ops
+from mxfp4_ops.formats import ScaleMode
 
 pytestmark = pytest.mark.skipif(len(CPU_PATHS) < 2, reason="needs two instruction sets' kernels")
 
@@ -62,7 +63,7 @@ def test_product(path: RunPath, shuffled: bool, m: int) -> None:
 @pytest.mark.parametrize(
     "largest", [1.0, 1.25, 1.5, 1.625, 1.75, 1.9921875, 6.0, 1e-38, 3e-38, 1e-37, 1e30, 3e38]
 )
-def test_quantize_every_bfloat16_below(path: RunPath, mode: str, largest: float) -> None:
+def test_quantize_every_bfloat16_below(path: RunPath, mode: ScaleMode, largest: float) -> None:
     bits = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     every = bits.view(torch.bfloat16)
     most = torch.tensor(largest).to(torch.bfloat16)
