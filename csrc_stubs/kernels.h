@@ -135,7 +135,9 @@ extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512VbmiKernels;
 extern const Kernels kAmxKernels;
 #endif
-#if defined(__aarch64__) && defined(__GNUC__)
+// Clang before 16 has the dot product's intrinsics only where all code may use them.
+#if defined(__aarch64__) && defined(__GNUC__) && \
+    (!defined(__clang__) || __clang_major__ >= 16 || defined(__ARM_FEATURE_DOTPROD))
 #define MXFP4_NEON 1
 extern const Kernels kNeonKernels;
 #endif
