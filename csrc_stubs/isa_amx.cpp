@@ -58,7 +58,7 @@ struct InTiles {
   static constexpr int kRows = kTileRows, kColumns = Avx512::width;
   // AVX-512 alone is faster for fewer rows in all, and for up to kFewLeft left over by tiles, where they
   // do not pay for the weights' unpacking alone.
-  static constexpr int64_t tiles_from = 12, kFewLeft = 3;
+  static constexpr int64_t tiles_from = 9, kFewLeft = 3;
   // Panels that one call multiplies: 16 rows of activations come from the L2 cache once for all of them.
   static constexpr int64_t panels = 2;
   // Pairs of blocks of the weight that are unpacked at a time: 8 KiB for each panel, so that they, the
