@@ -13,17 +13,18 @@ SANITIZED := build/sanitized
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
 # Tests that run kernels in this process and check no error of Python's or torch's own code.
 SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
-	bad_input.py determinism.py properties.py mixed_scales.py mm_a16.py grouped.py)
+	bad_input.py determinism.py properties.py mixed_scales.py mm_a16.py grouped.py cpu_kernels.py)
 
 # Tests of the operators that run on the emulated MI355X too, beside those in tests/gfx950.
 EMULATED_TESTS := $(addprefix tests/test_,mm.py special_values.py mixed_scales.py determinism.py)
 
-.PHONY: help demo test sanitize lint types docs clean
+.PHONY: help demo test sanitize neon lint types docs clean
 
 help:
 	@echo "make demo   embed sentences with a real model, in float32 and in MXFP4"
 	@echo "make test   run the tests"
 	@echo "make sanitize  run the tests of the C++ kernels under AddressSanitizer and UBSan (GCC)"
+	@echo "make neon   compare the NEON kernels with the scalar ones (cross compiler and qemu-user)"
 	@echo "make lint   check the style"
 	@echo "make types  check the types"
 	@echo "make docs   build the documentation's pages, in build/docs"
@@ -43,13 +44,17 @@ test: $(VENV)/.installed
 sanitize: $(SANITIZED)/.built
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
 		ASAN_OPTIONS=detect_leaks=0:use_sigaltstack=0 PYTHONPATH=$(SANITIZED) \
-		$(BIN)/pytest -n auto --maxprocesses 4 -k "not reference" $(SANITIZED_TESTS)
+		$(BIN)/pytest -o pythonpath=$(SANITIZED) -n auto --maxprocesses 4 \
+		-k "not reference" $(SANITIZED_TESTS)
 
 $(SANITIZED)/.built: $(VENV)/.installed $(shell find mxfp4_ops -name '*.py')
 	@echo "Compiling the C++ kernels with sanitizers"
-	@CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
+	@CFLAGS="$(SANITIZE)" CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" MXFP4_BUILD_CPP=1 \
 		$(BIN)/python setup.py -q build --build-base $(SANITIZED)/tmp --build-lib $(SANITIZED)
 	@touch $@
+
+neon: $(VENV)/.installed
+	@$(BIN)/python -m pytest -p no:xdist -rs tests/test_neon.py
 
 lint: $(VENV)/.installed
 	@$(BIN)/ruff check .

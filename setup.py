@@ -46,7 +46,7 @@ def extensions(required: bool) -> list[Extension]:
                     ],
                     extra_compile_args=["/O2", "/std:c++17"]
                     if os.name == "nt"
-                    else ["-O3", "-std=c++17", "-fvisibility=hidden"],
+                    else ["-O3", "-std=c++17", "-fvisibility=hidden", "-ffp-contract=off"],
                     py_limited_api=True,
                     optional=not required,
                 )

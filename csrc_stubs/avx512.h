@@ -3,6 +3,7 @@
 // before.
 #pragma once
 
+#include "avx512_quantize.h"
 #include "x86_common.h"
 
 namespace mxfp4 {
@@ -104,6 +105,9 @@ struct Avx512 {
     }
   }
 
+  static bool quantize_eight_bf16(const void* x, ScaleMode mode, uint8_t* codes, uint8_t* scales) {
+    return mxfp4::quantize_eight_bf16(x, mode, codes, scales);
+  }
   static void pack_codes(const Int* code, uint8_t* out) {
     for (int i = 0; i < 2; ++i) {
       // In each pair of lanes, the odd code goes next to the even one.
@@ -141,7 +145,10 @@ struct Avx512 {
     return _mm512_cmpeq_epi32_mask(a, set(b)) | _mm512_cmpeq_epi32_mask(a, set(c));
   }
   static Int and_(__mmask16 mask, Int a) { return _mm512_maskz_mov_epi32(mask, a); }
-  static bool any(__mmask16 mask) { return mask != 0; }
+  static bool any_byte_special(Int bytes) {  // 0 or 255: at most 1 after adding 1
+    const Int one = _mm512_set1_epi8(1);
+    return _mm512_cmple_epu8_mask(_mm512_add_epi8(bytes, one), one) != 0;
+  }
   static Int where_zero_codes(const Codes& codes, __mmask16 mask, Int otherwise) {
     const Int bits = or_(or_(codes.v[0], codes.v[1]), or_(codes.v[2], codes.v[3]));
     const __mmask16 zero_codes =
@@ -160,27 +167,46 @@ struct Avx512 {
     return _mm512_mask_broadcast_i32x4(v, 0xf000, at(3));
   }
   static Codes load_codes(const uint8_t* data, int64_t row) {
-    const Int r0 = four_rows(data, row), r1 = four_rows(data + row, row);
-    const Int r2 = four_rows(data + 2 * row, row), r3 = four_rows(data + 3 * row, row);
+    return transposed(four_rows(data, row), four_rows(data + row, row),
+                      four_rows(data + 2 * row, row), four_rows(data + 3 * row, row));
+  }
+  // Rows that follow one another, in tile_order.
+  static Codes load_tile(const uint8_t* data) {
+    return transposed(load_int(data), load_int(data + 64), load_int(data + 128),
+                      load_int(data + 192));
+  }
+  // A 4 x 4 matrix of lanes, transposed.
+  static Int tile_order(Int a) {
+    const Int order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, a);
+  }
+  static Codes transposed(Int r0, Int r1, Int r2, Int r3) {
     const Int low01 = _mm512_unpacklo_epi32(r0, r1), high01 = _mm512_unpackhi_epi32(r0, r1);
     const Int low23 = _mm512_unpacklo_epi32(r2, r3), high23 = _mm512_unpackhi_epi32(r2, r3);
     return {{_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
              _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)}};
   }
   static Int word(const Codes& codes, int j) { return codes.v[j]; }
-  static Weights expand(const Codes& codes) { return expand(codes, kDoubledOffset); }
-  static Weights expand(const Codes& codes, const void* values) {
-    const Int table =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(values)));
-    const Int nibble = _mm512_set1_epi8(15);
+  static Weights expand(const Codes& codes) {
+    const Int table = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(kDoubledOffset)));
     Weights weights;
     for (int j = 0; j < 4; ++j) {
       const Int high = _mm512_srli_epi16(codes.v[j], 4);
-      weights.even[j] = _mm512_shuffle_epi8(table, and_(codes.v[j], nibble));
-      weights.odd[j] = _mm512_shuffle_epi8(table, and_(high, nibble));
+      weights.even[j] = look_up(table, codes.v[j]);
+      weights.odd[j] = look_up(table, high);
     }
     return weights;
   }
+  // The entries of four equal tables at each byte's low four bits.
+#ifdef MXFP4_VBMI
+  // It looks at six bits, and so into any of the four.
+  static Int look_up(Int table, Int at) { return _mm512_permutexvar_epi8(at, table); }
+#else
+  static Int look_up(Int table, Int at) {
+    return _mm512_shuffle_epi8(table, and_(at, _mm512_set1_epi8(15)));
+  }
+#endif
   static Int four_values(const int8_t* values) {
     int32_t four;
     std::memcpy(&four, values, sizeof four);

@@ -2,7 +2,7 @@
 // inside of its own namespace.
 
 template <class V>
-void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, uint8_t* scale) {
+MXFP4_INLINE void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, uint8_t* scale) {
   constexpr int kVectors = kBlock / V::width;
   typename V::Int magnitude[kVectors];
   // Magnitudes order as integers: finite below infinity below NaN.
@@ -37,7 +37,7 @@ void quantize_block(const typename V::Float* x, ScaleMode mode, uint8_t* codes, 
 
 // Block b of a row.
 template <class V, Float type>
-void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* values) {
+MXFP4_INLINE void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* values) {
   constexpr int kVectors = kBlock / V::width;
   if (stride == 1) {
     for (int i = 0; i < kVectors; ++i) {
@@ -55,10 +55,21 @@ void load_block(const void* x, int64_t stride, int64_t b, typename V::Float* val
 template <class V, Float type>
 void quantize_row(const void* x, int64_t stride, int64_t blocks, ScaleMode mode, uint8_t* codes,
                   uint8_t* scales) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    typename V::Float values[kBlock / V::width];
-    load_block<V, type>(x, stride, b, values);
-    quantize_block<V>(values, mode, codes + b * (kBlock / 2), scales + b);
+  for (int64_t b = 0; b < blocks;) {
+    if constexpr (type == Float::bf16) {
+      if (stride == 1 && blocks - b >= 8 &&
+          V::quantize_eight_bf16(static_cast<const uint16_t*>(x) + b * kBlock, mode,
+                                 codes + b * (kBlock / 2), scales + b)) {
+        b += 8;
+        continue;
+      }
+    }
+    // Eight, so that a special one among them does not have the next eight looked at in vain.
+    for (const int64_t last = std::min(blocks, b + 8); b < last; ++b) {
+      typename V::Float values[kBlock / V::width];
+      load_block<V, type>(x, stride, b, values);
+      quantize_block<V>(values, mode, codes + b * (kBlock / 2), scales + b);
+    }
   }
 }
 
@@ -113,11 +124,11 @@ inline void to_common_scale(int8_t* values, PairScales& pair) {
 
 template <class V, bool common_scale>
 bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t* values,
-             PairScales* pairs) {
+             int64_t step, PairScales* pairs) {
   bool huge = false;
   for (int64_t b = 0; b < blocks; ++b) {
     PairScales& pair = pairs[b / 2];
-    int8_t* out = values + b * kBlock;
+    int8_t* out = values + b / 2 * step + b % 2 * kBlock;
     const bool zero = V::expand_activation(codes + b * (kBlock / 2), out, pair.correction[b % 2]);
     const uint8_t scale = scales[b];
     pair.scale[b % 2] = zero && scale != kScaleNan ? 0.0f : scale_value(scale) * 0.25f;
@@ -128,7 +139,7 @@ bool prepare(const uint8_t* codes, const uint8_t* scales, int64_t blocks, int8_t
       pair.scale[1] = 0.0f;
     }
     if (common_scale && (b % 2 == 1 || b + 1 == blocks)) {
-      to_common_scale(values + b / 2 * 2 * kBlock, pair);
+      to_common_scale(values + b / 2 * step, pair);
     }
   }
   return huge;

@@ -14,10 +14,33 @@
 #endif
 #endif
 
+#if defined(MXFP4_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace mxfp4 {
 namespace {
 
+#ifdef MXFP4_NEON
+bool dot_product() {
+#if defined(__linux__)
+  constexpr unsigned long kAsimdDp = 1ul << 20;  // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+#elif defined(__APPLE__)
+  return true;  // since the first Mac with such a processor
+#else
+  return false;
+#endif
+}
+#endif
+
 #ifdef MXFP4_X86
+// Older compilers do not know its name.
+bool avx_vnni() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
 // The tiles are there, and Linux lets this process use their registers (it wants to be asked once).
 bool amx_int8() {
 #ifdef __linux__
@@ -41,13 +64,20 @@ const std::vector<const Kernels*>& usable() {
     // F16C came before AVX2 in every processor, and older compilers do not know its name here.
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
       found.push_back(&kAvx2Kernels);
+      if (avx_vnni()) found.push_back(&kAvxVnniKernels);
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
           __builtin_cpu_supports("avx512vnni")) {
         found.push_back(&kAvx512Kernels);
-        if (amx_int8()) found.push_back(&kAmxKernels);
+        if (__builtin_cpu_supports("avx512vbmi")) {
+          found.push_back(&kAvx512VbmiKernels);
+          if (amx_int8()) found.push_back(&kAmxKernels);
+        }
       }
     }
+#endif
+#ifdef MXFP4_NEON
+    if (dot_product()) found.push_back(&kNeonKernels);
 #endif
     return found;
   }();

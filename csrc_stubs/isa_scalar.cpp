@@ -109,6 +109,7 @@ struct Scalar {
     for (int i = 0; i < width && i < count; ++i) mxfp4::store(data, type, at + i, v.lane[i]);
   }
 
+  static bool quantize_eight_bf16(const void*, ScaleMode, uint8_t*, uint8_t*) { return false; }
   static void pack_codes(const Int* code, uint8_t* out) {
     for (int i = 0; i < kBlock; i += 2) {
       const int low = code[i / width].lane[i % width];
@@ -149,11 +150,16 @@ struct Scalar {
       return static_cast<int32_t>(bytes);
     });
   }
+  static bool any_byte_special(Int bytes) {
+    return std::any_of(bytes.lane, bytes.lane + width, [](int32_t four) {
+      const auto v = static_cast<uint32_t>(four);
+      return special(v & 255) || special(v >> 8 & 255) || special(v >> 16 & 255) ||
+             special(v >> 24);
+    });
+  }
+  static bool special(uint32_t byte) { return byte == 0 || byte == kScaleNan; }
   static Int equal_either(Int a, int b, int c) {
     return each<Int>([&](int i) { return -(a.lane[i] == b || a.lane[i] == c); });
-  }
-  static bool any(Int mask) {
-    return std::any_of(mask.lane, mask.lane + width, [](int32_t v) { return v != 0; });
   }
   static Int where_zero_codes(const Codes& codes, Int mask, Int otherwise) {
     return each<Int>([&](int i) {
@@ -168,6 +174,8 @@ struct Scalar {
     for (int i = 0; i < width; ++i) std::memcpy(codes.row[i], data + i * row, kBlock / 2);
     return codes;
   }
+  static Codes load_tile(const uint8_t* data) { return load_codes(data, kBlock / 2); }
+  static Int tile_order(Int a) { return a; }
   static Int word(const Codes& codes, int j) { return gather_few(codes.row[0] + 4 * j, kBlock / 2, 4); }
   struct Weights {
     int8_t row[width][kBlock];

@@ -4,7 +4,8 @@
 template <class V, class AllRows = InVectors<V>>
 constexpr Kernels make_kernels(const char* name) {
   return {name,
-          V::width,
+          AllRows::panels * V::width,
+          InFloat<V>::panels * V::width,
           quantize<V>,
           dequantize<V>,
           prepare<V, (AllRows::tiles_from > 0)>,

@@ -7,66 +7,146 @@
 
 // One panel of V::width rows of the weight.
 struct Panel {
+  std::vector<uint8_t> copy;  // of the codes and the scales, where there is one
   const uint8_t* codes;
   int64_t code_row;    // bytes from row to row
-  int64_t code_block;  // bytes from block to block
   const uint8_t* scales;
   int64_t scale_row;   // plain: bytes from row to row
   int scale_half;      // shuffled: which half of 32 rows
 };
 
+// The panel whose first row is n0.
+template <class V, bool shuffled>
+Panel panel_at(const Weight& weight, int64_t n0) {
+  const int64_t blocks = weight.blocks;
+  if constexpr (shuffled) {
+    // Codes are tiles of 16 rows by one block, 256 bytes each; scales, of 32 rows by 8 blocks.
+    const int64_t code_blocks = (blocks + 1) / 2 * 2, scale_groups = (blocks + 7) / 8;
+    return {{},
+            weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16,
+            weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
+            static_cast<int>(n0 / 16 % 2)};
+  }
+  const uint8_t* codes = weight.codes + n0 * weight.code_row;
+  const uint8_t* scales = weight.scales + n0 * weight.scale_row;
+  constexpr int64_t kBytes = kBlock / 2;
+  if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
+    return {{}, codes, weight.code_row, scales, weight.scale_row, 0};
+  }
+  // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
+  std::vector<uint8_t> copy(V::width * blocks * (kBytes + 1), 127);
+  uint8_t* copied_scales = copy.data() + V::width * blocks * kBytes;
+  for (int64_t r = 0; blocks > 0 && r < V::width && n0 + r < weight.n; ++r) {
+    std::memcpy(copy.data() + r * blocks * kBytes, codes + r * weight.code_row, blocks * kBytes);
+    std::memcpy(copied_scales + r * blocks, scales + r * weight.scale_row, blocks);
+  }
+  const uint8_t* copied = copy.data();
+  return {std::move(copy), copied, blocks * kBytes, copied_scales, blocks, 0};
+}
+
 inline constexpr int64_t kScalesAtOnce = 4;  // bytes in a lane
 
-// The scale bytes of block b in each lane's low byte. Plain: `four` carries four blocks' bytes from
-// call to call, blocks being asked for in order.
+// Bytes of codes from block to block.
+template <bool shuffled>
+inline constexpr int64_t kCodeBlock = shuffled ? 16 * (kBlock / 2) : kBlock / 2;
+
+// Block four + within of a row; `four` is a multiple of 4. An unrolled loop knows `within`.
+struct Place {
+  uint64_t four;
+  int within;
+  uint64_t block() const { return four + within; }
+};
+inline Place place_of(uint64_t b) { return {b & ~uint64_t{3}, static_cast<int>(b & 3)}; }
+
+// Scale bytes as they are read: four in each lane.
+template <class V>
+struct FourScales {
+  typename V::Int bytes;
+  bool special;  // one of them may be 0 or NaN
+};
+
+// The scale bytes of block b, one in each lane. Plain: `four` carries those of four blocks from call to
+// call, blocks being asked for in order.
 template <class V, bool shuffled>
-typename V::Int scale_bytes(const Panel& panel, int64_t b, int64_t blocks,
-                            typename V::Int& four) {
-  int shift;
-  if constexpr (shuffled) {
+MXFP4_INLINE typename V::Int scale_bytes(const Panel& panel, Place b, int64_t blocks,
+                                         FourScales<V>& four) {
+  if (shuffled) {
     // [K/256, K/32 % 4, row % 16, (K/32 / 4) % 2, (row / 16) % 2]
-    four = V::load_int(panel.scales + (b / 8 * 4 + b % 4) * 64);
-    shift = 8 * (b % 8 / 4 * 2 + panel.scale_half);
-  } else {
-    const int64_t within = b % kScalesAtOnce;
-    if (within == 0) {
-      four = blocks - b >= kScalesAtOnce
-                 ? V::gather(panel.scales + b, panel.scale_row)
-                 : V::gather_few(panel.scales + b, panel.scale_row, blocks - b);
-    }
-    shift = static_cast<int>(8 * within);
+    four.bytes = V::load_int(panel.scales + (b.four / 8 * 4 + b.within) * 64);
+  } else if (b.within == 0) {
+    four.bytes = blocks - b.four >= kScalesAtOnce
+                     ? V::gather(panel.scales + b.four, panel.scale_row)
+                     : V::gather_few(panel.scales + b.four, panel.scale_row, blocks - b.four);
   }
-  return V::and_(V::shift_right_by(four, shift), V::set(255));
+  if (shuffled || b.within == 0) four.special = V::any_byte_special(four.bytes);
+  if constexpr (shuffled) {
+    const int shift = 8 * (b.four / 4 % 2 * 2 + panel.scale_half);
+    return V::and_(V::shift_right_by(four.bytes, shift), V::set(255));
+  }
+  const auto bytes = V::and_(four.bytes, V::set(255));
+  four.bytes = V::template shift_right<8>(four.bytes);
+  return bytes;
 }
 
 // Float scales from their bytes; lanes whose codes are all zero get 0 for byte 0 (see
-// PairScales::scale).
+// PairScales::scale). `special`: there may be bytes 0 and 255.
 template <class V>
-typename V::Float scale_values(typename V::Int bytes, const typename V::Codes& codes) {
-  const auto special = V::equal_either(bytes, 0, kScaleNan);
-  auto bits = V::or_(V::template shift_left<23>(bytes), V::and_(special, V::set(0x400000)));
-  if (V::any(special)) bits = V::where_zero_codes(codes, V::equal_either(bytes, 0, 0), bits);
+MXFP4_INLINE typename V::Float scale_values(typename V::Int bytes, bool special,
+                               const typename V::Codes& codes) {
+  auto bits = V::template shift_left<23>(bytes);
+  if (special) {
+    bits = V::or_(bits, V::and_(V::equal_either(bytes, 0, kScaleNan), V::set(0x400000)));
+    bits = V::where_zero_codes(codes, V::equal_either(bytes, 0, 0), bits);
+  }
   return V::as_float(bits);
 }
 
-// Fetches what the next panel has at block b into L2. Its rows are read in such short runs that the
-// processor's own prefetch does not get going; without this, one row of activations takes a third longer
-// when the weight comes from memory. Four blocks share a line of 64 bytes, and so the rows among them.
-// Always inline: GCC takes a function that only prefetches for one without effects and drops its calls.
-#ifdef __GNUC__
+// Block b of a panel. The lanes of a shuffled one may be in an order of V's own (V::tile_order).
 template <class V>
-__attribute__((always_inline)) inline void prefetch_next(const Panel& panel, int64_t b) {
-  const int64_t quarter = b % 4, line = b - quarter;
-  const uint8_t* codes = panel.codes + line * panel.code_block;
-  for (int64_t r = 0; r < V::width / 4; ++r) {
-    const int64_t row = V::width + quarter * (V::width / 4) + r;
-    __builtin_prefetch(codes + row * panel.code_row, 0, 2);
+struct Block {
+  typename V::Codes codes;
+  typename V::Int scale_bytes;
+};
+
+template <class V, bool shuffled>
+MXFP4_INLINE Block<V> read_block(const Panel& panel, Place b, int64_t blocks, FourScales<V>& four) {
+  const uint8_t* codes = panel.codes + b.block() * kCodeBlock<shuffled>;
+  const auto bytes = scale_bytes<V, shuffled>(panel, b, blocks, four);
+  if constexpr (shuffled) return {V::load_tile(codes), V::tile_order(bytes)};
+  return {V::load_codes(codes, panel.code_row), bytes};
+}
+
+inline constexpr int64_t kShuffledAhead = 8;  // blocks
+
+// Fetches ahead of block b; without this, one row of activations takes a third longer when the weight
+// comes from memory. Inline, because GCC takes a function that only prefetches for one without effects and
+// drops its calls.
+#ifdef __GNUC__
+template <class V, bool shuffled, int64_t panels = 1>
+MXFP4_INLINE void prefetch_ahead(const Panel& panel, Place b) {
+  if constexpr (shuffled) {
+    // A panel is one run of bytes, and the next one follows.
+    const uint8_t* codes = panel.codes + (b.block() + kShuffledAhead) * kCodeBlock<true>;
+    for (int64_t i = 0; i < V::width * kBlock / 2; i += 64) __builtin_prefetch(codes + i, 0, 3);
+    __builtin_prefetch(panel.scales + (b.four / 8 * 4 + 4 + b.within) * 64, 0, 3);
+    return;
   }
-  if (quarter == 0) __builtin_prefetch(panel.scales + V::width * panel.scale_row + line * 16, 0, 2);
+  // What the panel after the next `panels` - 1 has at block b, into L2, and what this panel has four blocks
+  // later, into L1. Rows are read in such short runs that the processor's own prefetch does not get going.
+  // Four blocks share a line of 64 bytes, and so the rows among them.
+  constexpr int64_t next = panels * V::width;
+  const uint8_t* codes = panel.codes + b.four * kCodeBlock<false>;
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < V::width / 4; ++r) {
+    const int64_t row = next + b.within * (V::width / 4) + r;
+    __builtin_prefetch(codes + row * panel.code_row, 0, 2);
+    __builtin_prefetch(codes + 4 * kCodeBlock<false> + (row - next) * panel.code_row, 0, 3);
+  }
+  if (b.within == 0) __builtin_prefetch(panel.scales + next * panel.scale_row + b.four * 16, 0, 2);
 }
 #else
-template <class V>
-void prefetch_next(const Panel&, int64_t) {}
+template <class V, bool shuffled, int64_t panels = 1>
+void prefetch_ahead(const Panel&, Place) {}
 #endif
 
 // With more rows than this, the product waits for arithmetic and not for memory.
@@ -81,18 +161,22 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
   typename V::Float sum[rows], pair_sum[rows];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
-  typename V::Int four = V::zero();
-  const auto add_block = [&](int64_t b, auto second) {
-    if constexpr (rows <= kFewRows) prefetch_next<V>(panel, b);
-    const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
-    const auto scale =
-        scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
-    const auto weights = V::expand(codes);
+  const int8_t* values[rows];
+  const PairScales* pairs[rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) values[r] = x.at(m + r), pairs[r] = x.scales + (m + r) * x.pairs;
+  FourScales<V> four{V::zero(), false};
+  const auto add_block = [&](Place b, auto second) MXFP4_INLINE_LAMBDA {
+    if constexpr (rows <= kFewRows) prefetch_ahead<V, shuffled>(panel, b);
+    const auto block = read_block<V, shuffled>(panel, b, blocks, four);
+    const auto scale = scale_values<V>(block.scale_bytes, four.special, block.codes);
+    const auto weights = V::expand(block.codes);
+    const uint64_t p = b.block() / 2;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {
-      const PairScales& pair = x.scales[(m + r) * x.pairs + b / 2];
-      const int8_t* values = x.values + (m + r) * x.row + b * kBlock;
-      auto dot = V::to_float(V::dot(weights, values, pair.correction[second]));
+      const PairScales& pair = pairs[r][p];
+      const int8_t* block_values = values[r] + p * x.pair + second * kBlock;
+      auto dot = V::to_float(V::dot(weights, block_values, pair.correction[second]));
       // 2^-20 keeps the sum times the scale in range until the weight's scale is in.
       if constexpr (huge) dot = V::mul(dot, V::set_float(0x1p-20f));
       auto left = V::mul(dot, V::set_float(pair.scale[second])), right = scale;
@@ -104,14 +188,19 @@ void tile(const Activations& x, int64_t m, const Panel& panel, int64_t n0, int64
       }
     }
   };
-  for (int64_t b = 0; b < blocks; b += 2) {
-    add_block(b, std::false_type{});
-    if (b + 1 < blocks) add_block(b + 1, std::true_type{});
+  const auto add_pair = [&](uint64_t b, int within) MXFP4_INLINE_LAMBDA {
+    add_block({b, within}, std::false_type{});
+    if (b + within + 1 < uint64_t(blocks)) add_block({b, within + 1}, std::true_type{});
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) sum[r] = V::add_float(sum[r], pair_sum[r]);
+  };
+  for (uint64_t b = 0; b < uint64_t(blocks); b += 4) {
+    add_pair(b, 0);
+    if (b + 2 < uint64_t(blocks)) add_pair(b, 2);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
+    if constexpr (shuffled) sum[r] = V::as_float(V::tile_order(V::bits(sum[r])));
     if (out.bias) sum[r] = V::add_float(sum[r], V::load_some(out.bias + n0, n - n0));
     V::store_some(out.data, out.type, (m + r) * n + n0, sum[r], n - n0);
   }
@@ -133,12 +222,13 @@ inline bool any_huge(const Activations& x, int64_t begin, int64_t end) {
 // All rows of activations by one panel, in vectors of V.
 template <class V>
 struct InVectors {
-  static constexpr int64_t tiles_from = 0;
+  static constexpr int64_t tiles_from = 0, panels = 1;
 
   template <bool shuffled>
   static void run(const Activations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
-                  const Panel& panel, int64_t n0, const Output& out) {
+                  int64_t n0, const Output& out) {
     const int64_t n = weight.n;
+    const Panel panel = panel_at<V, shuffled>(weight, n0);
     const int64_t tiles = (m_end - m_begin + V::tile_rows - 1) / V::tile_rows;
     int64_t m = m_begin;
     for (int64_t t = 0; t < tiles; ++t) {
@@ -157,31 +247,14 @@ struct InVectors {
   }
 };
 
-// X: what AllRows multiplies.
+// A call's panels: V::width columns, `AllRows::panels` times.
 template <class V, class AllRows, class X>
 void product(const X& x, int64_t m_begin, int64_t m_end, const Weight& weight,
              int64_t panel_index, const Output& out) {
-  const int64_t blocks = weight.blocks, n0 = panel_index * V::width;
+  const int64_t n0 = panel_index * AllRows::panels * V::width;
   if (weight.shuffled) {
-    // Codes are tiles of 16 rows by one block, 256 bytes each; scales, of 32 rows by 8 blocks.
-    const int64_t code_blocks = (blocks + 1) / 2 * 2, scale_groups = (blocks + 7) / 8;
-    Panel panel{weight.codes + (n0 / 16 * code_blocks * 16 + n0 % 16) * 16, 16, 256,
-                weight.scales + n0 / 32 * scale_groups * 256 + n0 % 16 * 4, 0,
-                static_cast<int>(n0 / 16 % 2)};
-    return AllRows::template run<true>(x, m_begin, m_end, weight, panel, n0, out);
+    AllRows::template run<true>(x, m_begin, m_end, weight, n0, out);
+  } else {
+    AllRows::template run<false>(x, m_begin, m_end, weight, n0, out);
   }
-  if (n0 + V::width <= weight.n && weight.scale_row < (int64_t{1} << 31) / V::width) {
-    Panel panel{weight.codes + n0 * weight.code_row, weight.code_row, kBlock / 2,
-                weight.scales + n0 * weight.scale_row, weight.scale_row, 0};
-    return AllRows::template run<false>(x, m_begin, m_end, weight, panel, n0, out);
-  }
-  // The last panel is copied and filled up, so that no kernel reads past the weight's last row.
-  std::vector<uint8_t> codes(V::width * blocks * (kBlock / 2)), scales(V::width * blocks, 127);
-  for (int64_t r = 0; blocks > 0 && r < V::width && n0 + r < weight.n; ++r) {
-    std::memcpy(codes.data() + r * blocks * (kBlock / 2),
-                weight.codes + (n0 + r) * weight.code_row, blocks * (kBlock / 2));
-    std::memcpy(scales.data() + r * blocks, weight.scales + (n0 + r) * weight.scale_row, blocks);
-  }
-  Panel panel{codes.data(), blocks * (kBlock / 2), kBlock / 2, scales.data(), blocks, 0};
-  AllRows::template run<false>(x, m_begin, m_end, weight, panel, n0, out);
 }

@@ -15,11 +15,12 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
   typename V::Float sum[rows];
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) sum[r] = V::set_float(0.0f);
-  typename V::Int four = V::zero();
+  FourScales<V> four{V::zero(), false};
   for (int64_t b = 0; b < blocks; ++b) {
-    prefetch_next<V>(panel, b);
-    const auto codes = V::load_codes(panel.codes + b * panel.code_block, panel.code_row);
-    const auto scale = scale_values<V>(scale_bytes<V, shuffled>(panel, b, blocks, four), codes);
+    const Place place = place_of(b);
+    prefetch_ahead<V, shuffled>(panel, place);
+    const auto block = read_block<V, shuffled>(panel, place, blocks, four);
+    const auto scale = scale_values<V>(block.scale_bytes, four.special, block.codes);
     const float* values[rows];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) values[r] = x.values + (m + r) * k + b * kBlock;
@@ -31,7 +32,7 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
     }
 #pragma GCC unroll 4
     for (int j = 0; j < kBlock / 8; ++j) {
-      auto word = V::word(codes, j);
+      auto word = V::word(block.codes, j);
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const auto weight = V::values(word);
@@ -52,6 +53,7 @@ void float_tile(const FloatActivations& x, int64_t m, const Panel& panel, int64_
   }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
+    if constexpr (shuffled) sum[r] = V::as_float(V::tile_order(V::bits(sum[r])));
     if (out.bias) sum[r] = V::add_float(sum[r], V::load_some(out.bias + n0, n - n0));
     V::store_some(out.data, out.type, (m + r) * n + n0, sum[r], n - n0);
   }
@@ -74,14 +76,14 @@ void wide_row(const FloatActivations& x, int64_t m, const Panel& panel, int64_t 
               const Output& out) {
   const int64_t blocks = x.blocks;
   double sum[V::width] = {};
-  typename V::Int four = V::zero();
+  FourScales<V> four{V::zero(), false};
   for (int64_t b = 0; b < blocks; ++b) {
     float bytes[V::width];  // as patterns
     V::template store<Float::f32>(
-        bytes, 0, V::as_float(scale_bytes<V, shuffled>(panel, b, blocks, four)));
+        bytes, 0, V::as_float(scale_bytes<V, shuffled>(panel, place_of(b), blocks, four)));
     const float* values = x.values + (m * blocks + b) * kBlock;
     for (int i = 0; i < V::width; ++i) {
-      const uint8_t* codes = panel.codes + b * panel.code_block + i * panel.code_row;
+      const uint8_t* codes = panel.codes + b * kCodeBlock<shuffled> + i * panel.code_row;
       double block = 0.0;
       for (int e = 0; e < kBlock; e += 2) {
         block += 0.5 * kDoubled[codes[e / 2] & 15] * values[e];
@@ -98,10 +100,13 @@ void wide_row(const FloatActivations& x, int64_t m, const Panel& panel, int64_t 
 
 template <class V>
 struct InFloat {
+  static constexpr int64_t panels = 1;
+
   template <bool shuffled>
   static void run(const FloatActivations& x, int64_t m_begin, int64_t m_end, const Weight& weight,
-                  const Panel& panel, int64_t n0, const Output& out) {
+                  int64_t n0, const Output& out) {
     const int64_t n = weight.n;
+    const Panel panel = panel_at<V, shuffled>(weight, n0);
     const int64_t tiles = (m_end - m_begin + V::float_rows - 1) / V::float_rows;
     int64_t m = m_begin;
     for (int64_t t = 0; t < tiles; ++t) {

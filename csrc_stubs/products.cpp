@@ -57,6 +57,13 @@ void multiply(const X& x, const Weight& weight, const Output& out, int64_t panel
                });
 }
 
+// How many rows one call of a kernel multiplies: all calls about as many.
+int64_t rows_at_once(const Activations& x) {
+  const int64_t most = std::clamp(kBytesAtOnce / (x.pairs * 2 * kBlock + 1) / kTileRows * kTileRows, kTileRows, kRowsAtOnce);
+  const int64_t chunks = std::max<int64_t>(1, (x.m + most - 1) / most);
+  return ((x.m + chunks - 1) / chunks + kTileRows - 1) / kTileRows * kTileRows;
+}
+
 Tensor product(const Activations& x, const Tensor& like, const Tensor& weight,
                const Tensor& weight_scale, const std::optional<Tensor>& bias,
                ScalarType out_dtype, bool shuffled, const Kernels& run) {
@@ -65,7 +72,7 @@ Tensor product(const Activations& x, const Tensor& like, const Tensor& weight,
   const Output output{out.mutable_data_ptr(), float_of_dtype(out_dtype),
                       bias ? added.data() : nullptr};
   multiply(x, operand_of(weight, weight_scale, x.blocks, shuffled), output, run.panel,
-           kRowsAtOnce, run.product);
+           rows_at_once(x), run.product);
   return out;
 }
 
@@ -129,7 +136,7 @@ Tensor mm_a16(const Tensor& x, const Tensor& weight, const Tensor& weight_scale,
   const auto added = bias_values(bias);
   const Output output{out.mutable_data_ptr(), float_of_dtype(dtype), bias ? added.data() : nullptr};
   multiply(FloatActivations{m, blocks, values.get(), wide.data()},
-           operand_of(weight, weight_scale, blocks, shuffled), output, run.panel,
+           operand_of(weight, weight_scale, blocks, shuffled), output, run.panel_a16,
            kFloatRowsAtOnce, run.product_a16);
   return out;
 }
@@ -167,7 +174,8 @@ Tensor grouped_quant_mm(const Tensor& x, const Tensor& weight, const Tensor& wei
                            n,
                            k / kBlock,
                            false};
-    multiply(operand.get(), of_expert, output, run.panel, kRowsAtOnce, run.product);
+    const Activations of_rows = operand.get();
+    multiply(of_rows, of_expert, output, run.panel, rows_at_once(of_rows), run.product);
   }
   return out;
 }

@@ -19,7 +19,7 @@ from common import activation, random_codes
 from rich.progress import Progress
 from torch import Tensor
 
-from benchmarks import cpu, machine, measure, plot
+from benchmarks import cpu, cpu_conversion, machine, measure, plot
 from benchmarks.machine import LimitProgram, Limits, OtherLoad
 from benchmarks.measure import ROUNDS, Candidate, take_turns
 from benchmarks.peers import BASELINE, PEERS, Bound, Loaded, Peer
@@ -325,3 +325,13 @@ def test_rounded_activations_are_those_of_the_format() -> None:
     x = activation(4, 64, dtype=torch.float32)
     expected = oracle.decode(*oracle.quantize_tensor(x, "even"))
     assert torch.equal(QuantMm(None).rounded(x).double(), expected)
+
+
+def test_conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_conversion, "SHAPE", (64, 256))
+    monkeypatch.setattr(cpu_conversion, "REPEATS", 2)
+    saved = tmp_path / "conversion.json"
+    cpu_conversion.measure(megabytes=1, threads=1, path=saved)
+    for found in json.loads(saved.read_text())["measurements"]:
+        rates = (found["bytes"] / found["seconds"], found["beside_bytes"] / found["beside_seconds"])
+        assert found["share"] == pytest.approx(rates[0] / rates[1])

@@ -1,0 +1,40 @@
+// x86-64 with AVX2, FMA, F16C and AVX-VNNI, which processors without AVX-512 have as well.
+#include "kernels.h"
+
+#ifdef MXFP4_X86
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avxvnni")
+#endif
+
+#define MXFP4_AVX_VNNI
+#include "avx2.h"
+
+namespace mxfp4 {
+namespace {
+
+#include "convert.inl.h"
+#include "product.inl.h"
+#include "product_a16.inl.h"
+#include "make_kernels.inl.h"
+
+}  // namespace
+
+const Kernels kAvxVnniKernels = make_kernels<Avx2>("avx_vnni");
+
+}  // namespace mxfp4
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif
+
+#endif  // MXFP4_X86
