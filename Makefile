@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # The C++ kernels once more, with AddressSanitizer and UBSan, apart from those in use.
 SANITIZED := build/sanitized
-SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1
 # Tests that run kernels in this process and check no error of Python's or torch's own code.
 SANITIZED_TESTS := $(addprefix tests/test_,quantize.py quant_mm.py mm.py special_values.py \
 	bad_input.py determinism.py properties.py mixed_scales.py mm_a16.py grouped.py cpu_kernels.py)

@@ -8,6 +8,7 @@ installs without them, on the reference; 1 fails if they cannot be built; 0 neve
 import os
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ class BuildLibrary(build_ext):
 
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return []
+
+    def build_extension(self, ext: Extension) -> None:
+        """With all cores: setuptools itself compiles one source after the other."""
+        compile_some = self.compiler.compile
+
+        def compile_all(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                each = threads.map(lambda source: compile_some([source], **options), sources)
+                return [name for names in each for name in names]
+
+        self.compiler.compile = compile_all
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler.compile = compile_some
 
 
 def arguments() -> dict[str, Any]:
