@@ -8,6 +8,8 @@
 namespace mxfp4 {
 namespace {
 
+#include "store_lanes.inl.h"
+
 struct Avx2 {
   static constexpr int width = 8;
   static constexpr int tile_rows = 4;
@@ -95,17 +97,7 @@ struct Avx2 {
     return _mm256_loadu_ps(padded);
   }
   static void store_some(void* data, mxfp4::Float type, int64_t at, Float v, int64_t count) {
-    if (count < width) {
-      float values[width];
-      _mm256_storeu_ps(values, v);
-      for (int64_t i = 0; i < count; ++i) mxfp4::store(data, type, at + i, values[i]);
-      return;
-    }
-    switch (type) {
-      case mxfp4::Float::bf16: return store<mxfp4::Float::bf16>(data, at, v);
-      case mxfp4::Float::f16: return store<mxfp4::Float::f16>(data, at, v);
-      default: return store<mxfp4::Float::f32>(data, at, v);
-    }
+    store_lanes<Avx2>(data, type, at, v, count);
   }
 
   static bool quantize_eight_bf16(const void*, ScaleMode, uint8_t*, uint8_t*) { return false; }

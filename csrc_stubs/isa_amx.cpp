@@ -7,11 +7,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
 #ifdef __clang__
 #pragma clang attribute push(                                                              \
     __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni," \
@@ -31,9 +26,6 @@
 namespace mxfp4 {
 namespace {
 
-#include "convert.inl.h"
-#include "product.inl.h"
-#include "product_a16.inl.h"
 #include "make_kernels.inl.h"
 
 // The layout of LDTILECFG's operand.

@@ -5,11 +5,6 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
@@ -21,9 +16,6 @@
 namespace mxfp4 {
 namespace {
 
-#include "convert.inl.h"
-#include "product.inl.h"
-#include "product_a16.inl.h"
 #include "make_kernels.inl.h"
 
 }  // namespace

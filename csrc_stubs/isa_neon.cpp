@@ -5,11 +5,6 @@
 
 #include <arm_neon.h>
 
-#include <algorithm>
-#include <cstring>
-#include <type_traits>
-#include <vector>
-
 #ifdef __clang__
 #pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
 #else
@@ -18,6 +13,8 @@
 
 namespace mxfp4 {
 namespace {
+
+#include "store_lanes.inl.h"
 
 struct Neon {
   static constexpr int width = 4;
@@ -97,17 +94,7 @@ struct Neon {
     return vld1q_f32(padded);
   }
   static void store_some(void* data, mxfp4::Float type, int64_t at, Float v, int64_t count) {
-    if (count < width) {
-      float values[width];
-      vst1q_f32(values, v);
-      for (int64_t i = 0; i < count; ++i) mxfp4::store(data, type, at + i, values[i]);
-      return;
-    }
-    switch (type) {
-      case mxfp4::Float::bf16: return store<mxfp4::Float::bf16>(data, at, v);
-      case mxfp4::Float::f16: return store<mxfp4::Float::f16>(data, at, v);
-      default: return store<mxfp4::Float::f32>(data, at, v);
-    }
+    store_lanes<Neon>(data, type, at, v, count);
   }
 
   static bool quantize_eight_bf16(const void*, ScaleMode, uint8_t*, uint8_t*) { return false; }
@@ -207,9 +194,6 @@ struct Neon {
   }
 };
 
-#include "convert.inl.h"
-#include "product.inl.h"
-#include "product_a16.inl.h"
 #include "make_kernels.inl.h"
 
 }  // namespace

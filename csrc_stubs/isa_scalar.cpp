@@ -1,10 +1,6 @@
 // Any processor: eight lanes written out as loops, which the compiler may turn into whatever vectors
 // its target always has (SSE2, NEON).
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <vector>
 
 #include "kernels.h"
 
@@ -199,9 +195,6 @@ struct Scalar {
   }
 };
 
-#include "convert.inl.h"
-#include "product.inl.h"
-#include "product_a16.inl.h"
 #include "make_kernels.inl.h"
 
 }  // namespace

@@ -1,6 +1,12 @@
 // What each instruction set provides, and the operands of a product.
 #pragma once
 
+// What kernels use too: it must not be compiled for an instruction set of theirs.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
 #include "numbers.h"
 
 // For what a kernel's innermost loop consists of: out of line, its vectors would go through memory.

@@ -1,5 +1,9 @@
-// The kernels of a vector type V together. Included last by each instruction set's file, inside of its
-// own namespace.
+// The kernels of a vector type V together. Each instruction set's file includes them, inside of its own
+// namespace and with its own target.
+
+#include "convert.inl.h"
+#include "product.inl.h"
+#include "product_a16.inl.h"
 
 template <class V, class AllRows = InVectors<V>>
 constexpr Kernels make_kernels(const char* name) {
