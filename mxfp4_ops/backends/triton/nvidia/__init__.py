@@ -23,13 +23,13 @@ from ..launch import Launch
 from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
-from .plan import Plan, capability, found_plan
+from .plan import STEP_BLOCKS, Plan, capability, found_plan
 from .prepare import mxfp4_prepare
 from .wide import mxfp4_gemm_wide
 
 __all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quantize", "work"]
 
-STEP = 128
+STEP = STEP_BLOCKS * BLOCK
 
 
 def work(call: Call) -> Work:
@@ -37,7 +37,7 @@ def work(call: Call) -> Work:
     if call.op not in ("quant_mm", "mm"):
         return portable.work(call)
     found = found_plan(call.m, call.n, call.k, call.target)
-    kernels = ["mxfp4_prepare", "mxfp4_gemm_wide" if found.plan.wide else "mxfp4_gemm_narrow"]
+    kernels = ["mxfp4_prepare", f"mxfp4_gemm_{found.plan.kernel}"]
     if found.plan.split_k > 1:
         kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), found.plan, found.origin)

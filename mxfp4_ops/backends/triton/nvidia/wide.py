@@ -36,6 +36,9 @@ WORDS = gl.constexpr(STEP // 8)
 COPYING = gl.constexpr(4)
 """Warps that copy."""
 
+COPY_REGISTERS = gl.constexpr(40)
+"""For each of their threads; the others get the rest."""
+
 
 @gluon.jit
 def copy(
@@ -219,7 +222,7 @@ def mxfp4_gemm_wide(
             (copy, (ring, operand, padded_m, codes, code_stride, n, span, SHUFFLED, DEPENDENT)),
         ],
         [COPYING],
-        [40],
+        [COPY_REGISTERS],
     )
     layout: gl.constexpr = layouts.warpgroup_sums(gl.num_warps(), BLOCK_M)
     found = trouble(total, fits, m, n, first, top, layout)
