@@ -53,9 +53,9 @@ if has_wide(GPU.arch):
     PLANS |= {
         "wide-small": Plan(32, 64, 4, stages=4, wide=True),
         "wide": Plan(128, 64, 4, stages=3, wide=True),
-        "wide-two": Plan(128, 128, 8, stages=4, wide=True),
+        "wide-two": Plan(128, 128, 4, stages=4, wide=True),
         "wide-split": Plan(64, 64, 4, stages=3, split_k=3, wide=True),
-        "wide-few": Plan(8, 64, 4, stages=5, split_k=2, wide=True),
+        "wide-few": Plan(16, 128, 4, stages=5, split_k=2, wide=True),
     }
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
@@ -172,6 +172,60 @@ def test_special_activations(plan: Plan) -> None:
 
 
 @every_plan
+def test_blocks_far_below_a_rows_largest(plan: Plan) -> None:
+    """What 8-bit floats relative to the largest block can hold, and what they cannot."""
+    m, n, k = 48, 40, 512
+    x = torch.ones(m, k)
+    x[:, ::3] = -0.5
+    for row in range(m):
+        x[row, row % 16 * 32 :][:32] *= 2.0**-row
+        x[row] *= 2.0 ** (row % 7 * 16 - 48)
+    weight = random_weight(n, k)
+    expected(x, weight).check(run(x, weight.on("cuda"), plan, out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("mode", ["even", "floor", "ceil"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_what_the_wide_kernel_multiplies(dtype: torch.dtype, mode: str) -> None:
+    """All patterns of 16 bits, in blocks with others near them and with any, and strided."""
+    if not has_wide(GPU.arch):
+        pytest.skip("there is no wgmma here")
+    patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    mixed = patterns[torch.randperm(1 << 16, generator=generator(2))]
+    x = torch.cat((patterns, mixed)).view(-1, 512)
+    x = x.view(dtype) if dtype.itemsize == 2 else (x.int() << 16).view(dtype) * (1 + 2.0**-20)
+    codes, scales = quantize_reference(x, mode)
+    largest = scales.max(1).values
+    distance = largest[:, None].int() - scales.int()
+    want = oracle.decode(
+        codes, torch.where(scales == 255, 255, 140 - distance.clamp(max=140)).byte()
+    )
+    some = oracle.decode(codes, torch.full_like(scales, 127)).view(len(x), 16, 32) != 0
+    lost = (distance > 26) & some.any(2) & (scales != 255)
+    for given in (x.cuda(), x.T.contiguous().cuda().T):
+        out = torch.empty(len(x), 64, device="cuda")
+        weight = torch.zeros(64, 256, dtype=torch.uint8, device="cuda")
+        plan = Plan(32, 64, 4, stages=3, wide=True)
+        prepare, *_ = nvidia.quant_mm(
+            given, weight, weight[:, :16].contiguous(), None, out, False, mode, plan
+        )
+        prepare.run()
+        operand = prepare.arguments["operand"].cpu().view(4, -1, 4, 32, 2, 16)
+        values = operand.permute(1, 3, 0, 2, 5, 4).reshape(len(x), 512).double()
+        assert torch.equal(prepare.arguments["reference"].cpu(), largest.int())
+        values, blocks = values.view(len(x), 16, 32), want.view(len(x), 16, 32)
+        assert values[lost[:, :, None] & some].isnan().all()
+        assert torch.equal(values[~lost].isnan(), blocks[~lost].isnan())
+        assert torch.equal(values[~lost].nan_to_num(), blocks[~lost].nan_to_num())
+
+
+@every_plan
+def test_rows_longer_than_a_program_holds(plan: Plan) -> None:
+    x, weight = activation(18, 33024, dtype=torch.bfloat16), random_weight(20, 33024)
+    expected(x, weight).check(run(x, weight.on("cuda"), plan))
+
+
+@every_plan
 @pytest.mark.parametrize("k", [512, 8192, 28672])
 def test_long_sums_of_one_sign(plan: Plan, k: int) -> None:
     """What the matrix units round towards zero would add up here."""
@@ -211,9 +265,28 @@ def test_slices_of_weights(plan: Plan) -> None:
         expected(x, weight).check(run(x, right, plan))
 
 
+@pytest.mark.parametrize("plan", [p for p in PLANS.values() if p.split_k > 1], ids=str)
+def test_parts_of_many_rows(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other in the same memory, with the numbers of all at once."""
+    x, weight = activation(300, 1056, dtype=torch.bfloat16), random_weight(70, 1056).on("cuda")
+    bias = torch.randn(70, generator=generator(1))
+    whole = run(x, weight, plan, bias=bias)
+    monkeypatch.setattr(nvidia, "MOST_PARTIAL_SUMS", 2 * plan.split_k * plan.block_m * 70)
+    assert len(nvidia.quant_mm(x, *weight, None, whole, False, "even", plan)) > 3
+    for _ in range(5):
+        assert_same_bits(run(x, weight, plan, bias=bias), whole)
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(1, 8192, 8192), (16, 2112, 7168), (33, 31, 1440), (64, 2880, 512), (300, 4096, 2048)],
+    [
+        (1, 8192, 8192),
+        (16, 14336, 4096),
+        (16, 2112, 7168),
+        (33, 31, 1440),
+        (64, 2880, 512),
+        (300, 4096, 2048),
+    ],
 )
 def test_plans_by_rule(m: int, n: int, k: int) -> None:
     x, weight = activation(m, k, dtype=torch.bfloat16), random_weight(n, k)

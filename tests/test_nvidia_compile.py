@@ -18,7 +18,7 @@ from benchmarks.gfx950.compile import driver_of  # noqa: E402
 from mxfp4_ops.backends.devices import Target  # noqa: E402
 from mxfp4_ops.backends.triton import nvidia  # noqa: E402
 from mxfp4_ops.backends.triton.launch import Launch  # noqa: E402
-from mxfp4_ops.backends.triton.nvidia.plan import Plan  # noqa: E402
+from mxfp4_ops.backends.triton.nvidia.plan import WIDE_TILES, Plan, WideTile  # noqa: E402
 from mxfp4_ops.layout import shuffled_shapes  # noqa: E402
 
 # Of Triton 3.9: that the default of a later release will be another one.
@@ -81,16 +81,58 @@ def test_products_use_the_matrix_units(
     kernel = compiled(capability, product)
     ptx = kernel.asm["ptx"]
     assert ("griddepcontrol.wait" in ptx) == hopper
-    # Codes become bfloat16 by bits and one multiplication, for two at a time.
-    assert re.search(r"lop3\.b32 [^;]*0x01C001C0, 0xE4", ptx)
-    assert ("mul.rn.bf16x2" in ptx) == hopper
-    assert ("fma.rn.bf16x2" in ptx) == (not hopper)
     if capability == 90 and m > 16:
-        assert "wgmma.mma_async" in ptx
+        # Codes become 8-bit floats by bits alone, and an instruction multiplies a block.
+        assert re.search(r"lop3\.b32 [^;]*0x0E0E0E0E, 0xE4", ptx)
+        assert re.search(r"wgmma\.mma_async\.\S*\.m64n\d+k32\.f32\.e5m2\.e5m2", ptx)
+        assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", ptx)
     else:
+        # Codes become bfloat16 by bits and one multiplication, for two at a time.
+        assert re.search(r"lop3\.b32 [^;]*0x01C001C0, 0xE4", ptx)
+        assert ("mul.rn.bf16x2" in ptx) == hopper
+        assert ("fma.rn.bf16x2" in ptx) == (not hopper)
         assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx
-    # 16 bytes of codes at a time.
-    assert re.search(r"ld\.global\.v4\.b32", ptx)
+        # 16 bytes of codes at a time.
+        assert re.search(r"ld\.global\.v4\.b32", ptx)
+
+
+@pytest.mark.parametrize("tile", WIDE_TILES, ids=str)
+def test_wide_tiles_fit(monkeypatch: pytest.MonkeyPatch, tile: WideTile) -> None:
+    """Into shared memory, two of the smaller ones, with sums of a split and with results."""
+    monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
+    m, n, k = 256, 256, 1024
+    x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
+    weight = meta(n, k // 2), meta(n, k // 32)
+    for split_k in (1, 2):
+        launches = nvidia.quant_mm(x, *weight, None, out, False, "even", tile.plan(split_k))
+        kernel = compiled(90, launches[1])
+        assert kernel.metadata.shared <= (227 << 10) * tile.block_n // 128
+        ptx = kernel.asm["ptx"]
+        assert f".maxnreg {tile.plan(1).registers}" in ptx
+
+
+def test_partial_sums_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of some rows at a time, in the same memory."""
+    monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
+    m, n, k = 20001, 8192, 28672
+    x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
+    bias = meta(n, dtype=torch.bfloat16)
+    launches = nvidia.quant_mm(x, meta(n, k // 2), meta(n, k // 32), bias, out, False, "even")
+    parts = [launches[i : i + 3] for i in range(0, len(launches), 3)]
+    rows = 0
+    for prepare, product, reduce in parts:
+        names = [launch.kernel.__name__ for launch in (prepare, product, reduce)]
+        assert names == ["mxfp4_prepare_wide", "mxfp4_gemm_wide", "mxfp4_reduce"]
+        part = reduce.arguments["out"]
+        assert part.storage_offset() == rows * n
+        assert product.arguments["a"].storage_offset() == rows * k
+        assert product.arguments["out"] is reduce.arguments["partials"]
+        assert product.arguments["out"].numel() <= nvidia.MOST_PARTIAL_SUMS
+        assert product.arguments["out"].shape[1:] == part.shape
+        assert "bias" not in product.arguments
+        rows += len(part)
+    assert rows == m
+    assert len(parts) > 1
 
 
 def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,4 +146,4 @@ def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     for launch in nvidia.mm(*left, *right, None, out, False, plan):
         assert launch.kernel.__name__ in compiled(90, launch).asm["ptx"]
         names.append(launch.kernel.__name__)
-    assert names == ["mxfp4_prepare", "mxfp4_gemm_wide", "mxfp4_reduce"]
+    assert names == ["mxfp4_prepare_wide", "mxfp4_gemm_wide", "mxfp4_reduce"]

@@ -13,10 +13,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
+    LARGE_WEIGHT,
+    LARGE_WEIGHT_ROWS,
+    LONG_STEPS,
     NARROW_ROWS,
     STEP_BLOCKS,
     WIDE_TILES,
-    WIDE_UNROLL,
     Plan,
     capability,
     found_plan,
@@ -38,21 +40,23 @@ depths = st.integers(1, 4096).map(lambda blocks: 32 * blocks)
 def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
     plan = product_plan(m, n, k, target)
     each = plan.blocks_per_split(k)
-    assert each % (STEP_BLOCKS * (WIDE_UNROLL if plan.wide else plan.warps_k * plan.stages)) == 0
+    assert each % (STEP_BLOCKS * (1 if plan.wide else plan.warps_k * plan.stages)) == 0
     assert each * plan.split_k >= k // 32
     assert each * (plan.split_k - 1) < k // 32, "the last one has nothing to do"
     assert plan.split_k <= LARGEST_SPLIT
+    assert each <= STEP_BLOCKS * LONG_STEPS or not plan.wide
 
 
 @given(m=rows, n=columns, k=depths, target=targets)
 def test_tiles_and_warps(m: int, n: int, k: int, target: Target) -> None:
     plan = product_plan(m, n, k, target)
-    assert plan.wide == (target == H200 and m > NARROW_ROWS)
+    few = LARGE_WEIGHT_ROWS if n * k >= LARGE_WEIGHT else NARROW_ROWS
+    assert plan.wide == (target == H200 and m > few)
     assert plan.block_m <= max(8, 2 * m - 1) or plan.wide
     assert plan.num_warps <= 16
     # A warp's sums, and a step's beside them, are at most half of a thread's registers.
     down = plan.num_warps // plan.warps_k
-    assert plan.block_m * plan.block_n <= 2048 * down
+    assert plan.block_m * (64 if plan.wide else plan.block_n) <= 2048 * down
     # No warp is without a step, where K has so many.
     assert plan.warps_k <= max(1, k // 128)
 
@@ -67,12 +71,13 @@ def test_split_k_only_where_tiles_are_few(n: int, k: int) -> None:
 def test_wide_plans(m: int, n: int, k: int) -> None:
     """Of each tile the best splits, and the best tile first."""
     units = H200.compute_units
-    tiles = {(tile.block_m, tile.block_n): tile for tile in WIDE_TILES}
+    tiles = {(tile.block_m, tile.block_n, tile.stages): tile for tile in WIDE_TILES}
     times = []
     for plan in wide_plans(m, n, k, units):
-        tile = tiles.pop((plan.block_m, plan.block_n))
+        tile = tiles.pop((plan.block_m, plan.block_n, plan.stages))
         times.append(tile.time(plan.split_k, m, n, k, units))
-        assert times[-1] <= tile.time(1, m, n, k, units)
+        one = tile.plan(1).for_depth(k).split_k
+        assert times[-1] <= tile.time(one, m, n, k, units)
     assert not tiles
     assert times == sorted(times)
 
@@ -80,11 +85,13 @@ def test_wide_plans(m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize(
     ("size", "plan"),
     [
-        ((32, 8192, 8192), Plan(32, 64, 4, stages=4, split_k=2, wide=True)),
-        ((64, 8192, 8192), Plan(64, 64, 4, stages=4, split_k=2, wide=True)),
-        ((128, 8192, 8192), Plan(128, 128, 8, stages=4, split_k=2, wide=True)),
-        ((1024, 2112, 7168), Plan(128, 64, 4, stages=3, wide=True)),
-        ((4096, 8192, 8192), Plan(128, 128, 8, stages=4, wide=True)),
+        ((16, 14336, 4096), Plan(16, 64, 4, stages=8, wide=True)),
+        ((32, 8192, 8192), Plan(32, 64, 4, stages=8, split_k=2, wide=True)),
+        ((64, 4096, 4096), Plan(64, 64, 4, stages=4, split_k=4, wide=True)),
+        ((128, 8192, 8192), Plan(128, 128, 4, stages=4, split_k=2, wide=True)),
+        ((128, 2112, 7168), Plan(64, 64, 4, stages=4, split_k=4, wide=True)),
+        ((1024, 2112, 7168), Plan(128, 64, 4, stages=4, wide=True)),
+        ((1024, 8192, 8192), Plan(128, 128, 4, stages=4, wide=True)),
     ],
     ids=str,
 )
@@ -114,12 +121,22 @@ def test_plans_that_no_kernel_has(change: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"num_warps": 2}, {"block_n": 32}, {"stages": 2}, {"block_m": 256}, {"warps_k": 2}],
+    [{"num_warps": 2}, {"block_n": 32}, {"stages": 1}, {"block_m": 256}, {"warps_k": 2}],
     ids=str,
 )
 def test_wide_plans_that_no_kernel_has(change: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="no kernel"):
         Plan(**(asdict(Plan(64, 64, 4, stages=3, wide=True)) | change))
+
+
+@given(k=depths, splits=st.integers(1, 16))
+def test_no_split_is_too_long(k: int, splits: int) -> None:
+    plan = Plan(64, 64, 4, stages=4, split_k=splits, wide=True).for_depth(k)
+    assert plan.blocks_per_split(k) <= STEP_BLOCKS * LONG_STEPS
+    assert plan.split_k >= splits
+    assert plan.for_depth(k) == plan
+    narrow = Plan(16, 16, 8, 8)
+    assert narrow.for_depth(k) == narrow
 
 
 def test_capability() -> None:

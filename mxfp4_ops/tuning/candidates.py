@@ -161,19 +161,21 @@ def _nvidia_changes(plan: Any) -> Iterator[dict[str, Any]]:
     for warps_k in _steps(plan.warps_k, 1, 16):
         yield {"warps_k": warps_k, "num_warps": plan.num_warps * warps_k // plan.warps_k}
         yield {"warps_k": warps_k}
-    for stages in (plan.stages - 1, plan.stages + 1):
-        if 1 <= stages <= 4:
+    # The wide kernel counts its stages faster where they are a power of two.
+    for stages in (4, 8) if plan.wide else (plan.stages - 1, plan.stages + 1):
+        if stages != plan.stages and 1 <= stages <= (8 if plan.wide else 4):
             yield {"stages": stages}
     for block_m in _steps(plan.block_m, 8, 128):
         yield {"block_m": block_m}
 
 
 def _nvidia_fits(plan: Any, shape: Shape) -> bool:
-    """Whether sums stay in registers, no tile is mostly empty, no split has nothing to do."""
+    """Whether sums stay in registers, no tile is mostly empty, no split is empty or too long."""
     m, n, k = shape
     sums = plan.block_m * plan.block_n // max(1, plan.num_warps // plan.warps_k)
     return (
-        sums <= (2048 if plan.wide else 1024)
+        (plan.wide or sums <= 1024)
+        and plan.for_depth(k) == plan
         and plan.num_warps <= 16
         and plan.block_m < max(2 * m, 9)
         and plan.block_n < max(2 * n, 65)

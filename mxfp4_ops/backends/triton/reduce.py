@@ -68,10 +68,15 @@ def reduce(partials: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
 
 
 def split_sums(
-    splits: int, bias: Tensor | None, out: Tensor
+    splits: int, bias: Tensor | None, out: Tensor, memory: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, list[Launch]]:
-    """Where a product with split-K writes, the bias that it adds itself, and what comes after."""
+    """Where a product with split-K writes, the bias that it adds itself, and what comes after.
+
+    Partial sums lie in `memory`, of float32 and large enough, or in memory of their own.
+    """
     if splits == 1:
         return out, bias, []
-    partials = out.new_empty(splits, *out.shape, dtype=torch.float32)
+    if memory is None:
+        memory = out.new_empty(splits * out.numel(), dtype=torch.float32)
+    partials = memory[: splits * out.numel()].view(splits, *out.shape)
     return partials, None, reduce(partials, bias, out)

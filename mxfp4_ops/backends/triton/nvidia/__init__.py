@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....formats import BLOCK
 from ...base import Call, Work
-from ...devices import target
+from ...devices import Target, target
 from .. import portable
 from ..alignment import ALIGNMENT, aligned
 from ..gemm import codes_operand, float_operand
@@ -23,13 +23,14 @@ from ..launch import Launch
 from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
-from .plan import STEP_BLOCKS, Plan, capability, found_plan
-from .prepare import mxfp4_prepare
+from .plan import Plan, capability, found_plan
+from .prepare import prepared, prepared_wide
 from .wide import mxfp4_gemm_wide
 
-__all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quantize", "work"]
+MOST_PARTIAL_SUMS = 1 << 26
+"""Of a split product at a time, a quarter of a gibibyte: those of more rows of x come after."""
 
-STEP = STEP_BLOCKS * BLOCK
+__all__ = ["dequantize", "grouped_quant_mm", "mm", "mm_a16", "quant_mm", "quantize", "work"]
 
 
 def work(call: Call) -> Work:
@@ -37,7 +38,8 @@ def work(call: Call) -> Work:
     if call.op not in ("quant_mm", "mm"):
         return portable.work(call)
     found = found_plan(call.m, call.n, call.k, call.target)
-    kernels = ["mxfp4_prepare", f"mxfp4_gemm_{found.plan.kernel}"]
+    prepare = "mxfp4_prepare_wide" if found.plan.wide else "mxfp4_prepare"
+    kernels = [prepare, f"mxfp4_gemm_{found.plan.kernel}"]
     if found.plan.split_k > 1:
         kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), found.plan, found.origin)
@@ -54,55 +56,70 @@ def _product(
     shuffled: bool,
     plan: Plan | None,
 ) -> list[Launch]:
-    """x prepared, the product, and with split-K the sum."""
+    """x prepared, the product, and with split-K the sum; of many rows one part after the other."""
     m, n = out.shape
     on = target(out.device)
-    plan = plan or found_plan(m, n, k, on).plan
+    plan = (plan or found_plan(m, n, k, on).plan).for_depth(k)
+    codes = aligned(codes, rows=True)
+    rows, memory = m, None
+    most = MOST_PARTIAL_SUMS // (plan.split_k * max(n, 1)) // plan.block_m * plan.block_m
+    if plan.split_k > 1 and m > max(most, plan.block_m):
+        rows = max(most, plan.block_m)
+        memory = out.new_empty(plan.split_k * rows * n, dtype=torch.float32)
+    launches = []
+    for top in range(0, max(m, 1), max(rows, 1)):
+        part = slice(top, top + rows)
+        of_x = {name: t[part] if isinstance(t, Tensor) else t for name, t in left.items()}
+        launches += _part(
+            of_x, constants, k, codes, scales, bias, out[part], shuffled, plan, on, memory
+        )
+    return launches
+
+
+def _part(
+    left: dict[str, Any],
+    constants: dict[str, Any],
+    k: int,
+    codes: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    shuffled: bool,
+    plan: Plan,
+    on: Target,
+    memory: Tensor | None,
+) -> list[Launch]:
+    m, n = out.shape
     dependent = capability(on.arch) >= 90  # programmatic launches, and mul.bf16x2
     blocks, per_split = k // BLOCK, plan.blocks_per_split(k)
-    if plan.wide:
-        stored, padded_m = 1, ceil(m / plan.block_m) * plan.block_m
-    else:
-        # A power of two, for the kernel is compiled for it.
-        padded_m = 1 << max(m - 1, 0).bit_length()
-        stored = min(8, padded_m)
     padded_k = plan.split_k * per_split * BLOCK
-    # The narrow kernel loads a step of each warp more than it uses.
-    steps = padded_k // STEP + (0 if plan.wide else plan.warps_k)
-    operand = out.new_empty(steps, padded_m, STEP, dtype=torch.bfloat16)
     options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
     constants = constants | {"DEPENDENT": dependent}
-
-    # Few rows are to reach many units, and many rows are not to need many programs.
-    prepared_blocks = 8 if m * blocks <= 4096 else 32
-    prepare = Launch(
-        mxfp4_prepare,
-        (m * ceil(padded_k // BLOCK / prepared_blocks), 1, 1),
-        left | {"operand": operand, "m": m, "k": k, "padded_k": padded_k, "padded_m": padded_m},
-        constants | {"WIDE": plan.wide, "STORED": stored, "BLOCKS": prepared_blocks},
-        options,
-        writes=("operand",),
+    prepare = (prepared_wide if plan.wide else prepared)(
+        left, constants, options, k, padded_k, out, plan
     )
-    sums, bias_here, last = split_sums(plan.split_k, bias, out)
-    codes = aligned(codes, rows=True)
+    operand = {name: prepare.arguments[name] for name in prepare.writes}
+    sums, bias_here, last = split_sums(plan.split_k, bias, out, memory)
     bias_given, bias_absent = bias_arguments(bias_here)
-    arguments = left | bias_given | {"operand": operand, "codes": codes, "scales": scales}
+    arguments = left | bias_given | operand | {"codes": codes, "scales": scales}
     arguments |= {"out": sums, "m": m, "n": n, "blocks": blocks, "blocks_per_split": per_split}
     code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
     arguments |= {"code_stride": code_stride // ALIGNMENT, "scale_stride": scales.stride(0)}
     constants |= bias_absent | {"SHUFFLED": shuffled}
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
-    options = options | {"num_warps": plan.num_warps}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
-        arguments |= {"padded_m": padded_m}
-        constants |= {"STAGES": plan.stages}
+        arguments |= {"padded_m": prepare.arguments["padded_m"]}
+        words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
+        constants |= {"STAGES": plan.stages, "ALIGNED": words and k > 0 and not shuffled}
         options = options | {"maxnreg": plan.registers}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)
-        constants |= {"padded_m": padded_m, "STORED": stored, "HAS_MUL": dependent}
+        constants |= {"STORED": prepare.constants["STORED"], "HAS_MUL": dependent}
+        constants |= {"padded_m": prepare.arguments["padded_m"]}  # compiled for it
         constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages}
+    options = options | {"num_warps": plan.num_warps}
     return [prepare, Launch(kernel, grid, arguments, constants, options), *last]
 
 

@@ -7,7 +7,8 @@ from triton.experimental.gluon import language as gl
 
 from ..indices import along
 from . import layouts
-from .exact import exact_tile, largest, weight_is_outside
+from .exact import float32_bits, largest, weight_is_outside
+from .operands import REFERENCE
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the name before Triton 3.7
 
@@ -49,6 +50,39 @@ def trouble(
 
 
 @gluon.jit
+def store_tile(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tuple) -> gl.tensor:
+    """Store wgmma's sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
+
+    Those of 2 bytes go through shared memory, so that lanes store neighbours in memory.
+    """
+    reference, bias, out, m, n, bias_stride = result
+    layout: gl.constexpr = sums.type.layout
+    rows: gl.constexpr = sums.shape[0]
+    row = first + along(0, rows, layout, 2)
+    column = top + along(1, sums.shape[1], layout, 2)
+    # A power of two that float32 may not hold, but the halves' two.
+    exponent = gl.load(reference + column, mask=column < m, other=127) - REFERENCE
+    half = exponent >> 1
+    sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
+    sums *= ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
+    is_nan = (row < n) & (column < m) & (sums != sums)
+    if bias is not None:
+        added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
+        sums += float32_bits(added).to(gl.float32, bitcast=True)
+    result = sums.to(out.dtype.element_ty)
+    # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
+    small: gl.constexpr = out.dtype.element_ty.primitive_bitwidth < 32
+    stored: gl.constexpr = layouts.columns(rows) if small else layout
+    if small:
+        result = gl.convert_layout(result, stored)
+    row = first + along(0, rows, stored, 2)
+    column = top + along(1, sums.shape[1], stored, 2)
+    at = out + (gl.program_id(2) * gl.cast(m, gl.int64) + column) * n + row
+    gl.store(at, result, mask=(row < n) & (column < m))
+    return largest(is_nan.to(gl.int32)) * 2
+
+
+@gluon.jit
 def compute_anew(
     found: gl.tensor,
     a: gl.tensor,
@@ -75,8 +109,12 @@ def compute_anew(
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     word_layout: gl.constexpr,
+    EXACT: gl.constexpr,
 ) -> None:
-    """Store the tile again where `trouble` found something other than blocks of zeros."""
+    """Store the tile again where `trouble` found something other than blocks of zeros.
+
+    EXACT is one form or the other of `exact_tile`.
+    """
     if found != 0:
         barrier()  # other threads have stored what is stored again
         if found == 1:
@@ -85,7 +123,7 @@ def compute_anew(
                 word_layout,
             )  # fmt: skip
         if found != 0:
-            exact_tile(
+            EXACT(
                 a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
                 a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE,
                 ROUNDING, SHUFFLED, BLOCK_N, BLOCK_M,

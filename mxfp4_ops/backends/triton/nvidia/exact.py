@@ -96,7 +96,7 @@ def weight_is_outside(
     return largest(found)
 
 
-@gluon.jit(noinline=True)  # so that it takes no registers from the loop before it
+@gluon.jit
 def exact_tile(
     a: gl.tensor,
     a_scale: gl.tensor,
@@ -167,3 +167,7 @@ def exact_tile(
             is_nan = gl.maximum(a_byte, b_byte) == NAN_SCALE
             total += gl.where(is_nan, float("nan"), scaled(product, a_byte, b_byte))
         store(total, first, top + strip, bias, out, m, n, bias_stride)
+
+
+exact_tile_apart = gluon.jit(exact_tile.fn, noinline=True)
+"""It takes no registers from the loop before it. Triton 3.8 has none beside `warp_specialize`."""

@@ -42,11 +42,33 @@ def warp_sums(splits: int, down: int) -> gl.constexpr:
 
 
 @constexpr_function
-def warpgroup_sums(warps: int, columns: int) -> gl.constexpr:
-    """Of wgmma's sums [rows of W, rows of x]."""
+def float8_sums(columns: int) -> gl.constexpr:
+    """Of wgmma's sums [64 rows of W, rows of x] of 8-bit floats."""
     return gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, columns, 16]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
     )
+
+
+@constexpr_function
+def float8_words() -> gl.constexpr:
+    """Of the 32-bit words with 8 codes each that a group multiplies in a step, [64, 16].
+
+    An instruction uses up one block, of which each of 4 neighbouring lanes has a word.
+    """
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 4], [0, 8], [8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+
+
+@constexpr_function
+def columns(rows: int) -> gl.constexpr:
+    """Of what four warps store of [rows of W, rows of x], 8 neighbouring rows a lane."""
+    down = rows // 8
+    return gl.BlockedLayout([8, 1], [down, 32 // down], [1, 4], [0, 1])
 
 
 @constexpr_function

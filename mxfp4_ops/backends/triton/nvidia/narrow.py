@@ -13,7 +13,7 @@ from .. import dependent
 from ..indices import along
 from . import layouts
 from .epilogue import compute_anew, over_splits, trouble
-from .exact import scale_blocks, store
+from .exact import exact_tile_apart, scale_blocks, store
 from .operands import (
     STEP,
     in_range,
@@ -146,5 +146,5 @@ def mxfp4_gemm_narrow(
     compute_anew(
         found, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
         a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE, ROUNDING,
-        SHUFFLED, BLOCK_N, BLOCK_M, word_layout,
+        SHUFFLED, BLOCK_N, BLOCK_M, word_layout, exact_tile_apart,
     )  # fmt: skip

@@ -1,11 +1,16 @@
 """How a step of K comes from memory to the matrix units, bit for bit.
 
-Both operands are bfloat16. The weight is 2**-64 times what its codes and scales stand for, and x is
-2**64 times its quantised value, which leaves the product as it is: a code's magnitude, put where
-bfloat16's exponent ends and its mantissa starts, is the number times 2**-126, and multiplied by
-2**62 times the block scale, which bfloat16 can hold, it is the operand. That is exact for scale
-bytes of the weight from 64 to 191, numbers from 2**-64 to 6 * 2**64, and for those of x from
-`SMALLEST` to `LARGEST`. `exact.py` has what lies outside.
+In the narrow kernel both operands are bfloat16. The weight is 2**-64 times what its codes and
+scales stand for, and x is 2**64 times its quantised value, which leaves the product as it is: a
+code's magnitude, put where bfloat16's exponent ends and its mantissa starts, is the number times
+2**-126, and multiplied by 2**62 times the block scale, which bfloat16 can hold, it is the operand.
+That is exact for scale bytes of the weight from 64 to 191, numbers from 2**-64 to 6 * 2**64, and
+for those of x from `SMALLEST` to `LARGEST`. `exact.py` has what lies outside.
+
+In the wide kernel both are floats of 8 bits, 5 of them the exponent. The weight is 2**-14 times
+what its codes stand for: a code's magnitude, put where the exponent ends and the mantissa starts,
+is that number. A row of x is given 2**(`BELOW` / 2) as its largest block scale; blocks whose scale
+is up to 2**`BELOW` times smaller have numbers that are not subnormal.
 """
 
 from __future__ import annotations
@@ -23,6 +28,11 @@ EXPONENT = 64
 
 SMALLEST, LARGEST = 72, 188
 """Scale bytes of x whose blocks bfloat16 can hold so, with products that float32 can."""
+
+BELOW = 26
+
+REFERENCE = gl.constexpr(127 + BELOW // 2 - 14)
+"""The scale byte of a row's largest block with which its 8-bit floats need no scaling."""
 
 STEP = gl.constexpr(128)
 """Elements of K in a step."""
@@ -165,13 +175,43 @@ def warp_operand(piece: gl.tensor, INDEX: gl.constexpr, layout: gl.constexpr) ->
     return gl.convert_layout(piece, operand, assert_trivial=True)
 
 
+FLOAT8 = gl.constexpr("""{
+.reg .b32 signs, m, s;
+and.b32 signs, $2, 0x88888888;
+shl.b32 m, $2, 1; shl.b32 s, signs, 4; lop3.b32 $0, m, s, 0x0E0E0E0E, 0xE4;
+shr.u32 m, $2, 3; lop3.b32 $1, m, signs, 0x0E0E0E0E, 0xE4;
+}""")
+"""PTX for the 8-bit floats in a word of 8 codes, the even ones and the odd ones."""
+
+
 @gluon.jit
-def warpgroup_operand(a: gl.tuple, layout: gl.constexpr) -> gl.tensor:
-    """8 pieces [1, rows, 16] as wgmma's operand [rows, 128], one piece after the other."""
-    rows: gl.constexpr = a[0].shape[1]
-    low = gl.join(gl.join(a[0], a[1]), gl.join(a[2], a[3]))
-    high = gl.join(gl.join(a[4], a[5]), gl.join(a[6], a[7]))
-    # Row, lane, two, and two neighbours of a piece; then the bits of its number, the lowest first.
-    both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
-    both = gl.reshape(gl.permute(both, [0, 6, 5, 4, 2, 1, 3]), [rows, 128])
-    return gl.convert_layout(both, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
+def float8_blocks(words: gl.tensor) -> gl.tuple:
+    """The four blocks of a step as 8-bit floats, four in an int32, of words [rows, 16] of codes.
+
+    Dimensions are 16 rows, lane, quarter of the block, row 8, and even or odd.
+    """
+    even, odd = gl.inline_asm_elementwise(
+        FLOAT8, "=r,=r,r", [words], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
+    )
+    both = gl.reshape(gl.join(even, odd), [words.shape[0] // 16, 2, 8, 2, 2, 4, 2])
+    low, high = gl.split(gl.permute(both, [0, 2, 5, 1, 6, 4, 3]))
+    first, second = gl.split(low)
+    third, fourth = gl.split(high)
+    return first, second, third, fourth
+
+
+@gluon.jit
+def float8_operand(block: gl.tensor, layout: gl.constexpr) -> gl.tensor:
+    """A block as wgmma's operand [rows, 32]: first its even elements, then its odd ones."""
+    # Registers are only renamed: which element of an int32, and which int32, change places.
+    t = gl.inline_asm_elementwise(
+        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7;",
+        "=r,=r,=r,=r,r,r,r,r",
+        [block],
+        dtype=(gl.float8e5,) * 4,
+        is_pure=True,
+        pack=4,
+    )
+    both = gl.join(gl.join(t[0], t[1]), gl.join(t[2], t[3]))
+    both = gl.reshape(gl.permute(both, [0, 6, 1, 5, 2, 3, 4]), [block.shape[0] * 16, 32])
+    return gl.convert_layout(both, gl.DotOperandLayout(0, layout, 4), assert_trivial=True)

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from ..dependent import let_next_begin, wait_for_previous
+from ..launch import Launch
 from ..numbers import (
     BLOCK,
+    HALF_BLOCK,
     NAN,
+    NAN_SCALE,
     block_amax,
     e2m1_codes,
     e2m1_values,
     float32_bits,
     scale_byte,
 )
-from .operands import EXPONENT, LARGEST, SMALLEST
+from . import operands
+from .plan import STEP_BLOCKS, Plan
 
-SHIFT = tl.constexpr(EXPONENT - 127)
-LOWEST = tl.constexpr(SMALLEST)
-HIGHEST = tl.constexpr(LARGEST)
+STEP = 32 * STEP_BLOCKS
+
+MOST_BLOCKS = 1024
+"""Of a row that a program holds at a time."""
+
+SHIFT = tl.constexpr(operands.EXPONENT - 127)
+LOWEST = tl.constexpr(operands.SMALLEST)
+HIGHEST = tl.constexpr(operands.LARGEST)
+BELOW = tl.constexpr(operands.BELOW)
+FLOAT8_NAN = tl.constexpr(0x7F)
 
 
 @triton.jit
@@ -36,16 +53,15 @@ def mxfp4_prepare(
     a_scale_stride: tl.tensor,
     QUANTIZE: tl.constexpr,
     ROUNDING: tl.constexpr,
-    WIDE: tl.constexpr,
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
     """One program converts BLOCKS blocks of one of m rows of floats, or of codes.
 
-    `operand` is [padded_k / 128, padded_m, 128] bfloat16, zero beyond k. For the wide kernel a
-    row's 128 elements are neighbours; for the narrow one those of STORED rows are interleaved, so
-    that the lanes of a warp read neighbours. A block that bfloat16 cannot hold becomes NaN.
+    `operand` is [padded_k / 128, padded_m, 128] bfloat16, zero beyond k, in which elements of
+    STORED rows are interleaved, so that the lanes of a warp read neighbours. A block that bfloat16
+    cannot hold becomes NaN.
     """
     across = tl.cdiv(padded_k // BLOCK, BLOCKS)
     row = (tl.program_id(0) // across).to(tl.int64)
@@ -78,12 +94,209 @@ def mxfp4_prepare(
     # The bits of an element's number in its step: two for the lane, which is its block, then five.
     value = tl.reshape(value, [BLOCKS // 4, 2, 2, 2, 2, 2, 2, 2])
     step = column // 128
-    if WIDE:
-        value = tl.permute(value, [0, 4, 6, 7, 3, 1, 2, 5])
-        offset = (step * padded_m + row) * 128 + column % 128
-    else:
-        value = tl.permute(value, [0, 4, 6, 1, 2, 7, 3, 5])
-        quarter = column % 128 // 32
-        offset = (step * padded_m + row // 8 * STORED) * 128
-        offset += (quarter * STORED + row % 8) * 32 + column % 32
+    value = tl.permute(value, [0, 4, 6, 1, 2, 7, 3, 5])
+    quarter = column % 128 // 32
+    offset = (step * padded_m + row // 8 * STORED) * 128
+    offset += (quarter * STORED + row % 8) * 32 + column % 32
     tl.store(operand + offset, tl.reshape(value, [BLOCKS * BLOCK]), mask=column < padded_k)
+
+
+def _float8(unpack: str) -> str:
+    """PTX for 4 numbers of 16 bits, with 4 float32 factors and 4 float16 scales: 8-bit floats.
+
+    The factor makes a number one of E2M1's, to which it is rounded: added to 768 times the power of
+    two below it, and to at least 768, float16 has just those. Of its product with the scale, the
+    upper byte is the 8-bit float.
+    """
+    lines = ["{", ".reg .b32 a, b, e, s, h0, h1;"]
+    for i, h in enumerate(("h0", "h1")):
+        lines += [
+            unpack.format(f"${1 + i}"),
+            f"mul.rn.f32 a, a, ${3 + 2 * i}; mul.rn.f32 b, b, ${4 + 2 * i};",
+            f"cvt.rn.f16x2.f32 {h}, b, a; mov.b32 s, 0x3C003C00;",
+            f"and.b32 e, {h}, 0x7C007C00; max.f16x2 e, e, s; add.u32 e, e, 0x26002600;",
+            f"add.rn.f16x2 {h}, {h}, e; sub.rn.f16x2 {h}, {h}, e;",
+            f"mov.b32 s, 0x46004600; min.f16x2 {h}, {h}, s;",
+            f"mov.b32 s, 0xC600C600; max.f16x2 {h}, {h}, s;",
+            f"prmt.b32 s, ${7 + 2 * i}, ${8 + 2 * i}, 0x5410; mul.rn.f16x2 {h}, {h}, s;",
+        ]
+    return "\n".join([*lines, "prmt.b32 $0, h0, h1, 0x7531;", "}"])
+
+
+OF_BFLOAT16 = tl.constexpr(_float8("shl.b32 a, {0}, 16; and.b32 b, {0}, 0xFFFF0000;"))
+OF_FLOAT16 = tl.constexpr(
+    _float8("{{ .reg .b16 l, u; mov.b32 {{l, u}}, {0}; cvt.f32.f16 a, l; cvt.f32.f16 b, u; }}")
+)
+
+
+@triton.jit
+def row_part(
+    a: tl.tensor,
+    a_scale: tl.tensor,
+    first: tl.tensor,
+    k: tl.tensor,
+    a_stride_k: tl.tensor,
+    QUANTIZE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Numbers or codes [BLOCKS, 32] of a row from block `first` on, 0 beyond k.
+
+    And of each block the scale byte and whether the block may be other than zero, [BLOCKS, 1].
+    """
+    if QUANTIZE:
+        column = first.to(tl.int64) * BLOCK + tl.arange(0, BLOCKS * BLOCK)
+        x = tl.load(a + column * a_stride_k, mask=column < k, other=0.0)
+        x = tl.reshape(x, [BLOCKS, BLOCK])
+        amax = block_amax(float32_bits(x))[:, None]
+        byte = scale_byte(amax, ROUNDING)
+        some = amax > 0
+    else:
+        pair = first * (BLOCK // 2) + tl.arange(0, BLOCKS * BLOCK // 2)
+        packed = tl.load(a + pair, mask=pair < k // 2, other=0).to(tl.int32)
+        x = tl.reshape(tl.join(packed & 15, packed >> 4), [BLOCKS, BLOCK])
+        block = first + tl.arange(0, BLOCKS)
+        byte = tl.load(a_scale + block, mask=block < k // BLOCK, other=0).to(tl.int32)[:, None]
+        some = byte >= 0
+    return x, byte, some
+
+
+@triton.jit
+def float8(
+    x: tl.tensor, byte: tl.tensor, some: tl.tensor, largest: tl.tensor, QUANTIZE: tl.constexpr
+) -> tl.tensor:
+    """What `row_part` returns as 8-bit floats, where the row's largest scale byte is known.
+
+    What they cannot hold is NaN.
+    """
+    exponent = byte - largest + BELOW // 2  # of the scale
+    holds = (exponent >= -(BELOW // 2)) & (byte != NAN_SCALE)
+    if QUANTIZE and x.dtype != tl.float32:
+        factor = tl.where(byte < 254, (254 - byte) << 23, 0x400000).to(tl.float32, bitcast=True)
+        scale = tl.where(holds, (exponent + 15) << 10, 0x7E00)
+        scale = tl.where(some, scale, 0)
+        value = tl.inline_asm_elementwise(
+            OF_BFLOAT16 if x.dtype == tl.bfloat16 else OF_FLOAT16,
+            "=r,r,r,r,r,r,r,r,r,r,r",
+            [x, factor.broadcast_to(x.shape), scale.broadcast_to(x.shape)],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        codes = e2m1_codes(float32_bits(x), byte) if QUANTIZE else x
+        magnitude = codes & 7
+        value = (magnitude << 1) - ((magnitude == 1).to(tl.int32) << 1) + ((exponent + 14) << 2)
+        value = tl.where(magnitude == 0, 0, tl.where(holds, value, FLOAT8_NAN))
+        value = tl.where(byte == NAN_SCALE, FLOAT8_NAN, value | ((codes & 8) << 4)).to(tl.int8)
+    return value
+
+
+@triton.jit
+def mxfp4_prepare_wide(
+    a: tl.tensor,
+    a_scale: tl.tensor,
+    operand: tl.tensor,
+    reference: tl.tensor,
+    k: tl.tensor,
+    padded_k: tl.tensor,
+    padded_m: tl.tensor,
+    a_stride_m: tl.tensor,
+    a_stride_k: tl.tensor,
+    a_scale_stride: tl.tensor,
+    QUANTIZE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ONCE: tl.constexpr,
+) -> None:
+    """One program converts a row of floats, or of codes, BLOCKS blocks at a time.
+
+    `operand` is [padded_k / 128, padded_m / BLOCK_M, 4 blocks, BLOCK_M, 32] 8-bit floats, zero
+    beyond k, and of each block the even elements before the odd ones. They are the row's numbers
+    divided by the power of two that `reference`, a scale byte, gives (`operands.py`). A block that
+    they cannot hold becomes NaN. With ONCE the row is no longer than BLOCKS.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    a += row * a_stride_m
+    if not QUANTIZE:
+        a_scale += row * a_scale_stride
+    tile = row // BLOCK_M * (BLOCK_M * 128) + row % BLOCK_M * BLOCK
+    step_stride = padded_m.to(tl.int64) * 128
+    bytes_ = operand.to(tl.pointer_type(tl.int8))
+    if DEPENDENT:
+        wait_for_previous()  # for what the kernels before wrote
+        let_next_begin()
+    zero = tl.program_id(0) * 0
+    x, byte, some = row_part(a, a_scale, zero, k, a_stride_k, QUANTIZE, ROUNDING, BLOCKS)
+    largest = tl.max(tl.max(byte, 1), 0)
+    if not ONCE:
+        for first in range(BLOCKS, padded_k // BLOCK, BLOCKS):
+            _, byte, _ = row_part(a, a_scale, first, k, a_stride_k, QUANTIZE, ROUNDING, BLOCKS)
+            largest = tl.maximum(largest, tl.max(tl.max(byte, 1), 0))
+    tl.store(reference + row, largest)
+    for first in range(0, BLOCKS if ONCE else padded_k // BLOCK, BLOCKS):
+        if not ONCE:
+            x, byte, some = row_part(a, a_scale, first, k, a_stride_k, QUANTIZE, ROUNDING, BLOCKS)
+        value = tl.reshape(float8(x, byte, some, largest, QUANTIZE), [BLOCKS, HALF_BLOCK, 2])
+        value = tl.reshape(tl.permute(value, [0, 2, 1]), [BLOCKS * BLOCK])
+        element = tl.arange(0, BLOCKS * BLOCK)
+        block = first + element // BLOCK
+        offset = block // 4 * step_stride + tile + block % 4 * (BLOCK_M * BLOCK) + element % BLOCK
+        tl.store(bytes_ + offset, value, mask=block < padded_k // BLOCK)
+
+
+def prepared(
+    left: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+    k: int,
+    padded_k: int,
+    out: Tensor,
+    plan: Plan,
+) -> Launch:
+    """x for the narrow kernel, where it takes it from."""
+    m = len(out)
+    # A power of two, for the kernel is compiled for it.
+    padded_m = 1 << max(m - 1, 0).bit_length()
+    # The kernel loads a step of each warp more than it uses.
+    steps = padded_k // STEP + plan.warps_k
+    operand = out.new_empty(steps, padded_m, STEP, dtype=torch.bfloat16)
+    # Few rows are to reach many units, and many rows are not to need many programs.
+    blocks = 8 if m * k <= 4096 * 32 else 32
+    return Launch(
+        mxfp4_prepare,
+        (m * ceil(padded_k / (32 * blocks)), 1, 1),
+        {**left, "operand": operand, "m": m, "k": k, "padded_k": padded_k, "padded_m": padded_m},
+        {**constants, "STORED": min(8, padded_m), "BLOCKS": blocks},
+        options,
+        writes=("operand",),
+    )
+
+
+def prepared_wide(
+    left: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+    k: int,
+    padded_k: int,
+    out: Tensor,
+    plan: Plan,
+) -> Launch:
+    """x for the wide kernel."""
+    m = len(out)
+    padded_m = ceil(m / plan.block_m) * plan.block_m
+    operand = out.new_empty(padded_k // STEP, padded_m, STEP, dtype=torch.float8_e5m2)
+    blocks = min(1 << (padded_k // 32 - 1).bit_length(), MOST_BLOCKS)
+    reference = out.new_empty(padded_m, dtype=torch.int32)
+    arguments: dict[str, Any] = {"operand": operand, "reference": reference}
+    arguments |= {"k": k, "padded_k": padded_k, "padded_m": padded_m}
+    return Launch(
+        mxfp4_prepare_wide,
+        (m, 1, 1),
+        {**left, **arguments},
+        {**constants, "BLOCK_M": plan.block_m, "BLOCKS": blocks, "ONCE": 32 * blocks >= padded_k},
+        {**options, "num_warps": min(max(blocks // 16, 4), 16)},
+        writes=("operand", "reference"),
+    )

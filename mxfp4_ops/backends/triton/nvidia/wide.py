@@ -1,8 +1,9 @@
 """The product for many rows of x, on GPUs with wgmma.
 
-A program's warps have different tasks: some copy x and codes of W into a ring of tiles in shared
-memory, the others unpack and multiply. Unpacked weights are wgmma's first operand and come from
-registers, x is the second.
+Both operands are 8-bit floats (`operands.py`), and an instruction multiplies one block of 32, whose
+sum is exact; the block scale of W is applied when the sum is added up. A program's warps have
+different tasks: some copy x, codes and scales of W into a ring of tiles in shared memory, the
+others, in groups of 64 rows of W, multiply.
 """
 
 from __future__ import annotations
@@ -16,154 +17,247 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from .. import dependent
 from ..indices import along
 from . import layouts
-from .epilogue import compute_anew, trouble
-from .exact import scale_blocks, store
-from .operands import (
-    STEP,
-    in_range,
-    unpack,
-    warpgroup_operand,
-    weight_bytes,
-    word_blocks,
-    word_rows,
-)
+from .epilogue import compute_anew, store_tile
+from .exact import exact_tile, largest, scale_blocks
+from .operands import float8_blocks, float8_operand, in_range, scale_rows, word_blocks, word_rows
 
+# The name before Triton 3.8.
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
-WORDS = gl.constexpr(STEP // 8)
-"""Of codes in a row's step."""
+GROUP = gl.constexpr(64)
+"""Rows of W of a group of four warps."""
 
 COPYING = gl.constexpr(4)
 """Warps that copy."""
 
-COPY_REGISTERS = gl.constexpr(40)
-"""For each of their threads; the others get the rest."""
+COPY_REGISTERS = gl.constexpr((32, 40))
+"""For each of their threads, where one group multiplies and where two do."""
+
+MULTIPLY_REGISTERS = gl.constexpr(224)
+"""For each thread of a second group; the first one has what is left, as many."""
+
+
+@gluon.jit
+def four_bytes(
+    row: gl.tensor, block: gl.tensor, end: gl.tensor, SHUFFLED: gl.constexpr
+) -> gl.tensor:
+    """The scale bytes from `block` on of each row, as a word."""
+    word = block * 0
+    for i in gl.static_range(4):
+        at = row + scale_blocks(block + i, SHUFFLED)
+        byte = gl.load(at, mask=block + i < end, other=127).to(gl.int32)
+        word |= byte << (8 * i)
+    return word
+
+
+@gluon.jit
+def scale(word: gl.tensor, i: gl.constexpr) -> gl.tensor:
+    """The i-th of a word's four scales, which is not NaN, as float32."""
+    bits = word >> 1 if i == 3 else word << (23 - 8 * i)
+    return (bits & 0x7F800000).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
 def copy(
     ring: gl.tuple,
-    operand: gl.tensor,
-    padded_m: gl.tensor,
-    codes: gl.tensor,
-    code_stride: gl.tensor,
-    n: gl.tensor,
+    source: gl.tuple,
     span: gl.tuple,
     SHUFFLED: gl.constexpr,
+    ALIGNED: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ) -> None:
     """The task of the warps that fill the ring.
 
     `operand` is zero beyond K, where the weight may be anything: no code is NaN.
     """
-    tiles, words, full, empty = ring
+    tiles, words, scale_words, full, empty = ring
+    operand, padded_m, codes, code_stride, scales, scale_stride, n = source
     first, top, begin, end, steps = span
-    STAGES: gl.constexpr = tiles.shape[0]
-    BLOCK_M: gl.constexpr = tiles.shape[1]
+    STAGES: gl.constexpr = words.shape[0]
     BLOCK_N: gl.constexpr = words.shape[1]
-    LAG: gl.constexpr = min(STAGES // 2, STAGES - 2)
-    x_layout: gl.constexpr = layouts.copies(COPYING, STEP, 8)
-    x_offset = along(0, BLOCK_M, x_layout, 2) * STEP + along(1, STEP, x_layout, 2)
-    x_step = gl.cast(padded_m, gl.int64) * STEP
-    x = gl.multiple_of(operand + (begin // 4 * x_step + top * STEP), 16)
-    word_layout: gl.constexpr = layouts.copies(COPYING, WORDS, 4)
-    row = gl.cast(gl.minimum(first + along(0, BLOCK_N, word_layout, 2), n - 1), gl.int64)
-    word = along(1, WORDS, word_layout, 2)
+    x_layout: gl.constexpr = layouts.copies(COPYING, 32, 16)
+    x_offset = along(0, tiles.shape[1], x_layout, 2) * 32 + along(1, 32, x_layout, 2)
+    x_step = gl.cast(padded_m, gl.int64) * 128
+    x = gl.multiple_of(operand + (begin // 4 * x_step + top * 128), 16)
+
+    word_layout: gl.constexpr = layouts.copies(COPYING, 16, 4)
+    word = along(1, 16, word_layout, 2)
     block = begin + word // 4
+    # From the program's first row on, so that 32 bits do.
+    row = gl.minimum(along(0, BLOCK_N, word_layout, 2), n - 1 - first)
     offset = word_rows(row, code_stride, SHUFFLED) + word_blocks(word // 4, SHUFFLED) + word % 4
     offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
     w = codes.to(gl.pointer_type(gl.int32)) + gl.cast(word_blocks(begin, SHUFFLED), gl.int64)
+    w += word_rows(gl.cast(first, gl.int64), code_stride, SHUFFLED)
+
+    row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [COPYING], [0])
+    row = gl.cast(gl.minimum(first + gl.arange(0, BLOCK_N, layout=row_layout), n - 1), gl.int64)
+    bytes_ = scales + scale_rows(row, scale_stride, SHUFFLED)
+    zero = gl.cast(row * 0, gl.int32)
     for i in gl.static_range(STAGES):
-        async_copy.async_copy_global_to_shared(words.index(i), w + offset, mask=block + 4 * i < end)
-        async_copy.commit_group()
+        async_load(words.index(i), w + offset, mask=block + 4 * i < end)
         w += word_blocks(4, SHUFFLED)
     if DEPENDENT:
         wait_for_previous()  # what comes before reads weights only
     for step in range(steps):
         slot = step % STAGES
+        at = begin + 4 * step
+        if not ALIGNED:
+            scales_now = four_bytes(bytes_, zero + at, end, SHUFFLED)
         if step >= STAGES:
             mbarrier.wait(empty.index(slot), step // STAGES & 1 ^ 1)
-            async_copy.async_copy_global_to_shared(
-                words.index(slot), w + offset, mask=block + 4 * step < end
-            )
+            async_load(words.index(slot), w + offset, mask=block + 4 * step < end)
             w += word_blocks(4, SHUFFLED)
-        async_copy.async_copy_global_to_shared(tiles.index(slot), x + x_offset)
-        async_copy.commit_group()
-        async_copy.wait_group(LAG)
-        if step >= LAG:
-            hopper.fence_async_shared()  # the units read in another way than copies write
-            mbarrier.arrive(full.index((step - LAG) % STAGES))
+        async_load(tiles.index(slot), x + x_offset)
         x += x_step
-    async_copy.wait_group(0)
-    hopper.fence_async_shared()
-    for step in range(gl.maximum(steps - LAG, 0), steps):
-        mbarrier.arrive(full.index(step % STAGES))
+        if ALIGNED:
+            # Beyond the last block x is zero, whatever the scale.
+            source_words = (bytes_ + gl.minimum(at, end - 4)).to(gl.pointer_type(gl.int32))
+            async_load(scale_words.index(slot), source_words)
+        async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+        if not ALIGNED:
+            scale_words.index(slot).store(scales_now)
+            mbarrier.arrive(full.index(slot))
     # One more, with nothing in it: those who multiply look a step ahead.
     mbarrier.wait(empty.index(steps % STAGES), steps // STAGES & 1 ^ 1)
-    mbarrier.arrive(full.index(steps % STAGES))
+    async_copy.mbarrier_arrive(full.index(steps % STAGES), increment_count=False)
+    if not ALIGNED:
+        mbarrier.arrive(full.index(steps % STAGES))
+
+
+@gluon.jit
+def note(flags: gl.tensor, of: gl.constexpr, found: gl.tensor) -> None:
+    """Leave a number for those that look when all tasks are done."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    flags.index(of).store(gl.full([1], 0, gl.int32, layout=layout) + found)
+
+
+@gluon.jit
+def begin(
+    unpacked: gl.tuple, tile: gl.tensor, sums: gl.tensor, first: gl.constexpr, COUNT: gl.constexpr
+) -> gl.tuple:
+    """Let the units multiply COUNT blocks from the `first` of a step on; `sums` give the layout."""
+    ROWS: gl.constexpr = tile.shape[0] // 4
+    layout: gl.constexpr = sums.type.layout
+    parts = ()
+    for i in gl.static_range(first, first + COUNT):
+        parts += (
+            hopper.warpgroup_mma(
+                float8_operand(unpacked[i], layout),
+                tile.slice(i * ROWS, ROWS).permute((1, 0)),
+                sums,
+                use_acc=False,
+                is_async=True,
+            ),
+        )
+    return parts
+
+
+@gluon.jit
+def keep(unpacked: gl.tuple) -> None:
+    """Until here nothing may take the registers that the units read."""
+    for i in gl.static_range(len(unpacked)):
+        gl.inline_asm_elementwise("", "=r,r", [unpacked[i]], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def block_by_block(ring: gl.tuple, steps: gl.tensor, ROW: gl.constexpr) -> gl.tuple:
+    """Sums of a group's rows of W from ROW on, and bits that tell which scales fit.
+
+    For so many rows of x that there are registers for the sums of two blocks: the compiler lets
+    the units multiply a block while those of the one before are added up.
+    """
+    tiles, words, scale_words, full, empty = ring
+    STAGES: gl.constexpr = words.shape[0]
+    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
+    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
+    word_layout: gl.constexpr = layouts.float8_words()
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
+    fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
+    mbarrier.wait(full.index(0), 0)
+    hopper.fence_async_shared()  # the units read in another way than copies write
+    w = words.index(0).slice(ROW, GROUP).load(word_layout)
+    for step in range(steps):
+        slot = step % STAGES
+        following = (step + 1) % STAGES
+        unpacked = float8_blocks(w)
+        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
+        fits &= in_range(scales)
+        scales = gl.expand_dims(scales, 1)
+        for i in gl.static_range(4):
+            part = begin(unpacked, tiles.index(slot), total, i, 1)
+            if i == 3:
+                mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
+                hopper.fence_async_shared()
+                w = words.index(following).slice(ROW, GROUP).load(word_layout)
+            part = hopper.warpgroup_mma_wait(0, deps=part)
+            if i == 3:
+                keep(unpacked)
+                mbarrier.arrive(empty.index(slot))
+            total = gl.fma(part, scale(scales, i), total)
+    return total, fits
+
+
+@gluon.jit
+def blocks_ahead(ring: gl.tuple, steps: gl.tensor, ROW: gl.constexpr) -> gl.tuple:
+    """As `block_by_block`, for fewer rows of x: while sums are added up, the next ones are made."""
+    tiles, words, scale_words, full, empty = ring
+    STAGES: gl.constexpr = words.shape[0]
+    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
+    BLOCKS: gl.constexpr = 2 if BLOCK_M > 32 else 4  # for which there are registers
+    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
+    word_layout: gl.constexpr = layouts.float8_words()
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
+    fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
+    mbarrier.wait(full.index(0), 0)
+    hopper.fence_async_shared()
+    unpacked = float8_blocks(words.index(0).slice(ROW, GROUP).load(word_layout))
+    parts = hopper.warpgroup_mma_wait(0, deps=begin(unpacked, tiles.index(0), total, 0, BLOCKS))
+    for step in range(steps):
+        slot = step % STAGES
+        following = (step + 1) % STAGES
+        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
+        fits &= in_range(scales)
+        scales = gl.expand_dims(scales, 1)
+        for i in gl.static_range(0, 4, BLOCKS):
+            if i + BLOCKS < 4:
+                after = begin(unpacked, tiles.index(slot), total, i + BLOCKS, BLOCKS)
+            else:
+                # All of this step is multiplied; the next one's first blocks come now.
+                keep(unpacked)
+                mbarrier.arrive(empty.index(slot))
+                mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
+                hopper.fence_async_shared()
+                w = words.index(following).slice(ROW, GROUP).load(word_layout)
+                unpacked = float8_blocks(w)
+                after = begin(unpacked, tiles.index(following), total, 0, BLOCKS)
+            for j in gl.static_range(BLOCKS):
+                total = gl.fma(parts[j], scale(scales, i + j), total)
+            parts = hopper.warpgroup_mma_wait(0, deps=after)
+    return total, fits
 
 
 @gluon.jit
 def multiply(
     ring: gl.tuple,
-    scales: gl.tensor,
-    scale_stride: gl.tensor,
-    n: gl.tensor,
+    flags: gl.tensor,
+    result: gl.tuple,
     span: gl.tuple,
-    SHUFFLED: gl.constexpr,
-) -> tuple[gl.tensor, gl.tensor]:
-    """The task of the warps that multiply what is in the ring: the sums, and which rows fit."""
-    tiles, words, full, empty = ring
-    first, _, begin, end, steps = span
-    STAGES: gl.constexpr = tiles.shape[0]
-    BLOCK_M: gl.constexpr = tiles.shape[1]
-    BLOCK_N: gl.constexpr = words.shape[1]
-    WARPS: gl.constexpr = gl.num_warps()
-    # Scales of AHEAD steps are under way. Written out UNROLL times, the loop needs no copies of
-    # them, but for 128 rows of x more registers than there are.
-    UNROLL: gl.constexpr = 1 if BLOCK_M == 128 else 2
-    AHEAD: gl.constexpr = 1 if BLOCK_M == 128 else 4
-    layout: gl.constexpr = layouts.warpgroup_sums(WARPS, BLOCK_M)
-    word_layout: gl.constexpr = gl.SliceLayout(0, layouts.words(1, WARPS, BLOCK_N))
-    byte_layout: gl.constexpr = layouts.scales(1, WARPS, BLOCK_N)
-    bytes_, block = weight_bytes(
-        scales, first, n, begin, scale_stride, 1, BLOCK_N, SHUFFLED, byte_layout
-    )
-    s = ()
-    for i in gl.static_range(AHEAD):
-        ahead = block + 4 * i
-        s += (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
-    mbarrier.wait(full.index(0), 0)
-    w = words.index(0).load(word_layout)
-    byte = s[0].to(gl.int32)
-    fits = in_range(byte)
-    unpacked = warpgroup_operand(unpack(gl.expand_dims(w, 0), byte, True), layout)
-    ahead = block + 4 * AHEAD
-    s = s[1:] + (gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),)
-    total = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, layout=layout)
-    for step in range(0, steps, UNROLL):
-        for i in gl.static_range(UNROLL):
-            slot = (step + i) % STAGES
-            # The units round towards zero: their own sum must stay short.
-            part = hopper.warpgroup_mma(
-                unpacked, tiles.index(slot).permute((1, 0)), total, use_acc=False, is_async=True
-            )
-            following = (step + i + 1) % STAGES
-            mbarrier.wait(full.index(following), (step + i + 1) // STAGES & 1)
-            w = words.index(following).load(word_layout)
-            byte = s[0].to(gl.int32)
-            fits &= in_range(byte)
-            next_ = warpgroup_operand(unpack(gl.expand_dims(w, 0), byte, True), layout)
-            ahead = block + 4 * (i + AHEAD + 1)
-            s = s[1:] + (
-                gl.load(bytes_ + scale_blocks(ahead, SHUFFLED), mask=ahead < end, other=127),
-            )
-            part = hopper.warpgroup_mma_wait(0, deps=[part, unpacked])[0]
-            mbarrier.arrive(empty.index(slot))
-            total += part
-            unpacked = next_
-        block += UNROLL * 4
-    return total, fits
+    INDEX: gl.constexpr,
+) -> None:
+    """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
+    first, top, _, _, steps = span
+    ROW: gl.constexpr = INDEX * GROUP
+    if ring[0].shape[1] > 4 * 64:
+        total, fits = block_by_block(ring, steps, ROW)
+    else:
+        total, fits = blocks_ahead(ring, steps, ROW)
+    found = store_tile(total, first + ROW, top, result)
+    outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
+    note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
 
 
 @gluon.jit
@@ -171,6 +265,7 @@ def mxfp4_gemm_wide(
     a: gl.tensor,
     a_scale: gl.tensor,
     operand: gl.tensor,
+    reference: gl.tensor,
     codes: gl.tensor,
     scales: gl.tensor,
     bias: gl.tensor,
@@ -189,6 +284,7 @@ def mxfp4_gemm_wide(
     QUANTIZE: gl.constexpr,
     ROUNDING: gl.constexpr,
     SHUFFLED: gl.constexpr,
+    ALIGNED: gl.constexpr,
     DEPENDENT: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -196,7 +292,9 @@ def mxfp4_gemm_wide(
 ) -> None:
     """One program computes the sums of BLOCK_N rows of W and BLOCK_M of x over one split of K.
 
-    STAGES tiles of both are under way or in use. Arguments are as for `mxfp4_gemm_narrow`.
+    STAGES tiles of both are under way or in use. With ALIGNED, a step's scales can be read as a
+    word. `operand` and `reference` are x as `mxfp4_prepare_wide` makes it, other arguments as for
+    `mxfp4_gemm_narrow`.
     """
     # Neighbouring programs have the same rows of W, of which there is more.
     top = gl.program_id(0) * BLOCK_M
@@ -204,31 +302,49 @@ def mxfp4_gemm_wide(
     begin = gl.program_id(2) * blocks_per_split
     end = gl.minimum(begin + blocks_per_split, blocks)
 
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, [1, 0])
+    GROUPS: gl.constexpr = BLOCK_N // GROUP
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout(32, 8, rank=2)
+    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    tiles = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_M, STEP], tile_layout)
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N, WORDS], word_layout)
+    tiles = gl.allocate_shared_memory(gl.float8e5, [STAGES, 4 * BLOCK_M, 32], tile_layout)
+    words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N, 16], word_layout)
+    scale_words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], flat)
+    flags = gl.allocate_shared_memory(gl.int32, [GROUPS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    ring = (tiles, words, full, empty)
+        mbarrier.init(full.index(i), count=32 * COPYING if ALIGNED else 32 * COPYING + 1)
+        mbarrier.init(empty.index(i), count=GROUPS)
+    ring = (tiles, words, scale_words, full, empty)
     span = (first, top, begin, end, blocks_per_split // 4)
-    total, fits = gl.warp_specialize(
-        [
-            (multiply, (ring, scales, scale_stride, n, span, SHUFFLED)),
-            (copy, (ring, operand, padded_m, codes, code_stride, n, span, SHUFFLED, DEPENDENT)),
-        ],
-        [COPYING],
-        [COPY_REGISTERS],
-    )
-    layout: gl.constexpr = layouts.warpgroup_sums(gl.num_warps(), BLOCK_M)
-    found = trouble(total, fits, m, n, first, top, layout)
-    store(total, first, top, bias, out, m, n, bias_stride)
+    source = (operand, padded_m, codes, code_stride, scales, scale_stride, n)
+    result = (reference, bias, out, m, n, bias_stride)
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (multiply, (ring, flags, result, span, 0)),
+                (copy, (ring, source, span, SHUFFLED, ALIGNED, DEPENDENT)),
+            ],
+            [COPYING],
+            [COPY_REGISTERS[0]],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (multiply, (ring, flags, result, span, 0)),
+                (multiply, (ring, flags, result, span, 1)),
+                (copy, (ring, source, span, SHUFFLED, ALIGNED, DEPENDENT)),
+            ],
+            [4, COPYING],
+            [MULTIPLY_REGISTERS, COPY_REGISTERS[1]],
+        )
+    flag_layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    found = 0
+    for i in gl.static_range(GROUPS):
+        found = gl.maximum(found, gl.max(flags.index(i).load(flag_layout), 0))
     compute_anew(
         found, a, a_scale, codes, scales, bias, out, m, n, first, top, begin, end, a_stride_m,
         a_stride_k, a_scale_stride, code_stride, scale_stride, bias_stride, QUANTIZE, ROUNDING,
-        SHUFFLED, BLOCK_N, BLOCK_M, layouts.words(1, gl.num_warps(), BLOCK_N),
+        SHUFFLED, BLOCK_N, BLOCK_M, layouts.words(1, gl.num_warps(), BLOCK_N), exact_tile,
     )  # fmt: skip
