@@ -162,85 +162,6 @@ def keep(unpacked: gl.tuple) -> None:
 
 
 @gluon.jit
-def block_by_block(ring: gl.tuple, steps: gl.tensor, ROW: gl.constexpr) -> gl.tuple:
-    """Sums of a group's rows of W from ROW on, and bits that tell which scales fit.
-
-    For so many rows of x that there are registers for the sums of two blocks: the compiler lets
-    the units multiply a block while those of the one before are added up.
-    """
-    tiles, words, scale_words, full, empty = ring
-    STAGES: gl.constexpr = words.shape[0]
-    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
-    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
-    word_layout: gl.constexpr = layouts.float8_words()
-    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
-    fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
-    mbarrier.wait(full.index(0), 0)
-    hopper.fence_async_shared()  # the units read in another way than copies write
-    w = words.index(0).slice(ROW, GROUP).load(word_layout)
-    for step in range(steps):
-        slot = step % STAGES
-        following = (step + 1) % STAGES
-        unpacked = float8_blocks(w)
-        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
-        fits &= in_range(scales)
-        scales = gl.expand_dims(scales, 1)
-        for i in gl.static_range(4):
-            part = begin(unpacked, tiles.index(slot), total, i, 1)
-            if i == 3:
-                mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
-                hopper.fence_async_shared()
-                w = words.index(following).slice(ROW, GROUP).load(word_layout)
-            part = hopper.warpgroup_mma_wait(0, deps=part)
-            if i == 3:
-                keep(unpacked)
-                mbarrier.arrive(empty.index(slot))
-            total = gl.fma(part, scale(scales, i), total)
-    return total, fits
-
-
-@gluon.jit
-def blocks_ahead(ring: gl.tuple, steps: gl.tensor, ROW: gl.constexpr) -> gl.tuple:
-    """As `block_by_block`, for fewer rows of x: while sums are added up, the next ones are made."""
-    tiles, words, scale_words, full, empty = ring
-    STAGES: gl.constexpr = words.shape[0]
-    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
-    BLOCKS: gl.constexpr = 2 if BLOCK_M > 32 else 4  # for which there are registers
-    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
-    word_layout: gl.constexpr = layouts.float8_words()
-    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
-    total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
-    fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
-    mbarrier.wait(full.index(0), 0)
-    hopper.fence_async_shared()
-    unpacked = float8_blocks(words.index(0).slice(ROW, GROUP).load(word_layout))
-    parts = hopper.warpgroup_mma_wait(0, deps=begin(unpacked, tiles.index(0), total, 0, BLOCKS))
-    for step in range(steps):
-        slot = step % STAGES
-        following = (step + 1) % STAGES
-        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
-        fits &= in_range(scales)
-        scales = gl.expand_dims(scales, 1)
-        for i in gl.static_range(0, 4, BLOCKS):
-            if i + BLOCKS < 4:
-                after = begin(unpacked, tiles.index(slot), total, i + BLOCKS, BLOCKS)
-            else:
-                # All of this step is multiplied; the next one's first blocks come now.
-                keep(unpacked)
-                mbarrier.arrive(empty.index(slot))
-                mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
-                hopper.fence_async_shared()
-                w = words.index(following).slice(ROW, GROUP).load(word_layout)
-                unpacked = float8_blocks(w)
-                after = begin(unpacked, tiles.index(following), total, 0, BLOCKS)
-            for j in gl.static_range(BLOCKS):
-                total = gl.fma(parts[j], scale(scales, i + j), total)
-            parts = hopper.warpgroup_mma_wait(0, deps=after)
-    return total, fits
-
-
-@gluon.jit
 def multiply(
     ring: gl.tuple,
     flags: gl.tensor,
@@ -249,12 +170,42 @@ def multiply(
     INDEX: gl.constexpr,
 ) -> None:
     """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
+    tiles, words, scale_words, full, empty = ring
     first, top, _, _, steps = span
+    STAGES: gl.constexpr = words.shape[0]
+    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
     ROW: gl.constexpr = INDEX * GROUP
-    if ring[0].shape[1] > 4 * 64:
-        total, fits = block_by_block(ring, steps, ROW)
-    else:
-        total, fits = blocks_ahead(ring, steps, ROW)
+    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
+    word_layout: gl.constexpr = layouts.float8_words()
+    row_layout: gl.constexpr = gl.SliceLayout(1, layout)
+    # Of few rows of x there are registers for the sums of all blocks. Of more, the compiler lets
+    # the units multiply a block while those of the one before are added up.
+    BLOCKS: gl.constexpr = 1 if BLOCK_M > 64 else 4
+    total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
+    mbarrier.wait(full.index(0), 0)
+    hopper.fence_async_shared()  # the units read in another way than copies write
+    w = words.index(0).slice(ROW, GROUP).load(word_layout)
+    fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
+    for step in range(steps):
+        slot = step % STAGES
+        following = (step + 1) % STAGES
+        unpacked = float8_blocks(w)
+        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
+        fits &= in_range(scales)
+        scales = gl.expand_dims(scales, 1)
+        for i in gl.static_range(0, 4, BLOCKS):
+            parts = begin(unpacked, tiles.index(slot), total, i, BLOCKS)
+            if i + BLOCKS == 4:
+                mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
+                hopper.fence_async_shared()
+                w = words.index(following).slice(ROW, GROUP).load(word_layout)
+            parts = hopper.warpgroup_mma_wait(0, deps=parts)
+            if i + BLOCKS == 4:
+                keep(unpacked)
+                mbarrier.arrive(empty.index(slot))
+            for j in gl.static_range(BLOCKS):
+                part = parts if BLOCKS == 1 else parts[j]
+                total = gl.fma(part, scale(scales, i + j), total)
     found = store_tile(total, first + ROW, top, result)
     outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
     note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
