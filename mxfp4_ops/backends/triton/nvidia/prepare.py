@@ -40,6 +40,38 @@ FLOAT8_NAN = tl.constexpr(0x7F)
 
 
 @triton.jit
+def row_part(
+    a: tl.tensor,
+    a_scale: tl.tensor,
+    first: tl.tensor,
+    k: tl.tensor,
+    a_stride_k: tl.tensor,
+    QUANTIZE: tl.constexpr,
+    ROUNDING: tl.constexpr,
+    BLOCKS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Numbers or codes [BLOCKS, 32] of a row from block `first` on, 0 beyond k.
+
+    And of each block the scale byte and whether the block may be other than zero, [BLOCKS, 1].
+    """
+    if QUANTIZE:
+        column = first.to(tl.int64) * BLOCK + tl.arange(0, BLOCKS * BLOCK)
+        x = tl.load(a + column * a_stride_k, mask=column < k, other=0.0)
+        x = tl.reshape(x, [BLOCKS, BLOCK])
+        amax = block_amax(float32_bits(x))[:, None]
+        byte = scale_byte(amax, ROUNDING)
+        some = amax > 0
+    else:
+        pair = first * (BLOCK // 2) + tl.arange(0, BLOCKS * BLOCK // 2)
+        packed = tl.load(a + pair, mask=pair < k // 2, other=0).to(tl.int32)
+        x = tl.reshape(tl.join(packed & 15, packed >> 4), [BLOCKS, BLOCK])
+        block = first + tl.arange(0, BLOCKS)
+        byte = tl.load(a_scale + block, mask=block < k // BLOCK, other=0).to(tl.int32)[:, None]
+        some = byte >= 0
+    return x, byte, some
+
+
+@triton.jit
 def mxfp4_prepare(
     a: tl.tensor,
     a_scale: tl.tensor,
@@ -70,19 +102,11 @@ def mxfp4_prepare(
     if DEPENDENT:
         wait_for_previous()  # for what the kernels before wrote
         let_next_begin()
-    if QUANTIZE:
-        x = tl.load(a + row * a_stride_m + column * a_stride_k, mask=column < k, other=0.0)
-        bits = tl.reshape(float32_bits(x), [BLOCKS, BLOCK])
-        byte = scale_byte(block_amax(bits), ROUNDING)[:, None]
-        codes = e2m1_codes(bits, byte)
-    else:
-        block = first + tl.arange(0, BLOCKS)
-        pair = first * (BLOCK // 2) + tl.arange(0, BLOCKS * BLOCK // 2)
-        packed = tl.load(a + row * a_stride_m + pair, mask=pair < k // 2, other=0).to(tl.int32)
-        codes = tl.reshape(tl.join(packed & 15, packed >> 4), [BLOCKS, BLOCK])
-        bytes_ = a_scale + row * a_scale_stride + block
-        byte = tl.load(bytes_, mask=block < k // BLOCK, other=0).to(tl.int32)[:, None]
-
+    a += row * a_stride_m
+    if not QUANTIZE:
+        a_scale += row * a_scale_stride
+    x, byte, _ = row_part(a, a_scale, first, k, a_stride_k, QUANTIZE, ROUNDING, BLOCKS)
+    codes = e2m1_codes(float32_bits(x), byte) if QUANTIZE else x
     magnitude = float32_bits(e2m1_values(codes & 7, byte & 0)) + ((byte + SHIFT) << 23)
     zero = (codes & 7) == 0
     fits = (byte >= LOWEST) & (byte <= HIGHEST)
@@ -127,38 +151,6 @@ OF_BFLOAT16 = tl.constexpr(_float8("shl.b32 a, {0}, 16; and.b32 b, {0}, 0xFFFF00
 OF_FLOAT16 = tl.constexpr(
     _float8("{{ .reg .b16 l, u; mov.b32 {{l, u}}, {0}; cvt.f32.f16 a, l; cvt.f32.f16 b, u; }}")
 )
-
-
-@triton.jit
-def row_part(
-    a: tl.tensor,
-    a_scale: tl.tensor,
-    first: tl.tensor,
-    k: tl.tensor,
-    a_stride_k: tl.tensor,
-    QUANTIZE: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    BLOCKS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Numbers or codes [BLOCKS, 32] of a row from block `first` on, 0 beyond k.
-
-    And of each block the scale byte and whether the block may be other than zero, [BLOCKS, 1].
-    """
-    if QUANTIZE:
-        column = first.to(tl.int64) * BLOCK + tl.arange(0, BLOCKS * BLOCK)
-        x = tl.load(a + column * a_stride_k, mask=column < k, other=0.0)
-        x = tl.reshape(x, [BLOCKS, BLOCK])
-        amax = block_amax(float32_bits(x))[:, None]
-        byte = scale_byte(amax, ROUNDING)
-        some = amax > 0
-    else:
-        pair = first * (BLOCK // 2) + tl.arange(0, BLOCKS * BLOCK // 2)
-        packed = tl.load(a + pair, mask=pair < k // 2, other=0).to(tl.int32)
-        x = tl.reshape(tl.join(packed & 15, packed >> 4), [BLOCKS, BLOCK])
-        block = first + tl.arange(0, BLOCKS)
-        byte = tl.load(a_scale + block, mask=block < k // BLOCK, other=0).to(tl.int32)[:, None]
-        some = byte >= 0
-    return x, byte, some
 
 
 @triton.jit
