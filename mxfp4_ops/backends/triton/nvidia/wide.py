@@ -79,7 +79,7 @@ def copy(
     x_layout: gl.constexpr = layouts.copies(COPYING, 32, 16)
     x_offset = along(0, tiles.shape[1], x_layout, 2) * 32 + along(1, 32, x_layout, 2)
     x_step = gl.cast(padded_m, gl.int64) * 128
-    x = gl.multiple_of(operand + (begin // 4 * x_step + top * 128), 16)
+    x = gl.multiple_of(operand + (begin // 4 * x_step + gl.cast(top, gl.int64) * 128), 16)
 
     word_layout: gl.constexpr = layouts.copies(COPYING, 16, 4)
     word = along(1, 16, word_layout, 2)
