@@ -49,8 +49,8 @@ class Plan:
 
     Attributes:
         block_m, block_n: a program's rows of x and of W.
-        num_warps: of a program of the narrow kernel; of a group of the wide one, of which there is
-            one to each 64 rows of W, and which others copy for.
+        num_warps: those of the narrow kernel; in the wide one, those for each 64 rows of W, beside
+            which four copy.
         warps_k: warps that share the steps of a tile, and add their sums at its end.
         stages: steps under way: of W for a warp of the narrow kernel, of both in the wide one.
         split_k: programs that share the steps of a tile and leave their sums to another kernel.
