@@ -35,7 +35,7 @@ COPY_REGISTERS = gl.constexpr((32, 40))
 """For each of their threads, where one group multiplies and where two do."""
 
 MULTIPLY_REGISTERS = gl.constexpr(224)
-"""For each thread of a second group; the first one has what is left, as many."""
+"""For each thread of a second group; the first one has what is left, 240."""
 
 
 @gluon.jit
