@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....formats import BLOCK
 from ...base import Call, Work
-from ...devices import Target, target
+from ...devices import target
 from .. import portable
 from ..alignment import ALIGNMENT, aligned
 from ..gemm import codes_operand, float_operand
@@ -24,7 +24,7 @@ from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
 from .plan import Plan, capability, found_plan
-from .prepare import prepared, prepared_wide
+from .prepare import prepared
 from .wide import mxfp4_gemm_wide
 
 MOST_PARTIAL_SUMS = 1 << 26
@@ -61,63 +61,61 @@ def _product(
     on = target(out.device)
     plan = (plan or found_plan(m, n, k, on).plan).for_depth(k)
     codes = aligned(codes, rows=True)
-    rows, memory = m, None
+    code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
+    right = {"codes": codes, "scales": scales, "scale_stride": scales.stride(0)}
+    right |= {"code_stride": code_stride // ALIGNMENT, "n": n, "blocks": k // BLOCK}
+    # Programmatic launches, and mul.bf16x2.
+    constants = constants | {"DEPENDENT": capability(on.arch) >= 90}
     most = MOST_PARTIAL_SUMS // (plan.split_k * max(n, 1)) // plan.block_m * plan.block_m
-    if plan.split_k > 1 and m > max(most, plan.block_m):
-        rows = max(most, plan.block_m)
-        memory = out.new_empty(plan.split_k * rows * n, dtype=torch.float32)
+    rows = max(most, plan.block_m)
+    if plan.split_k == 1 or m <= rows:
+        return _part(left, right, constants, k, bias, out, shuffled, plan, None)
+    memory = out.new_empty(plan.split_k * rows * n, dtype=torch.float32)
     launches = []
-    for top in range(0, max(m, 1), max(rows, 1)):
+    for top in range(0, m, rows):
         part = slice(top, top + rows)
         of_x = {name: t[part] if isinstance(t, Tensor) else t for name, t in left.items()}
-        launches += _part(
-            of_x, constants, k, codes, scales, bias, out[part], shuffled, plan, on, memory
-        )
+        launches += _part(of_x, right, constants, k, bias, out[part], shuffled, plan, memory)
     return launches
 
 
 def _part(
     left: dict[str, Any],
+    right: dict[str, Any],
     constants: dict[str, Any],
     k: int,
-    codes: Tensor,
-    scales: Tensor,
     bias: Tensor | None,
     out: Tensor,
     shuffled: bool,
     plan: Plan,
-    on: Target,
     memory: Tensor | None,
 ) -> list[Launch]:
+    """The launches for some rows, whose partial sums lie in `memory` if it is given."""
     m, n = out.shape
-    dependent = capability(on.arch) >= 90  # programmatic launches, and mul.bf16x2
-    blocks, per_split = k // BLOCK, plan.blocks_per_split(k)
+    per_split = plan.blocks_per_split(k)
     padded_k = plan.split_k * per_split * BLOCK
-    options: dict[str, Any] = {"launch_pdl": True} if dependent else {}
-    constants = constants | {"DEPENDENT": dependent}
-    prepare = (prepared_wide if plan.wide else prepared)(
-        left, constants, options, k, padded_k, out, plan
-    )
+    options: dict[str, Any] = {"launch_pdl": True} if constants["DEPENDENT"] else {}
+    prepare = prepared(left, constants, options, k, padded_k, out, plan)
     operand = {name: prepare.arguments[name] for name in prepare.writes}
+    padded_m = {"padded_m": prepare.arguments["padded_m"]}
     sums, bias_here, last = split_sums(plan.split_k, bias, out, memory)
     bias_given, bias_absent = bias_arguments(bias_here)
-    arguments = left | bias_given | operand | {"codes": codes, "scales": scales}
-    arguments |= {"out": sums, "m": m, "n": n, "blocks": blocks, "blocks_per_split": per_split}
-    code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
-    arguments |= {"code_stride": code_stride // ALIGNMENT, "scale_stride": scales.stride(0)}
-    constants |= bias_absent | {"SHUFFLED": shuffled}
+    arguments = left | right | bias_given | operand
+    arguments |= {"out": sums, "m": m, "blocks_per_split": per_split}
+    constants = constants | bias_absent | {"SHUFFLED": shuffled}
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
-        arguments |= {"padded_m": prepare.arguments["padded_m"]}
+        arguments |= padded_m
+        scales, blocks = right["scales"], right["blocks"]
         words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
-        constants |= {"STAGES": plan.stages, "ALIGNED": words and k > 0 and not shuffled}
+        constants |= {"STAGES": plan.stages, "ALIGNED": words and blocks > 0 and not shuffled}
         options = options | {"maxnreg": plan.registers}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)
-        constants |= {"STORED": prepare.constants["STORED"], "HAS_MUL": dependent}
-        constants |= {"padded_m": prepare.arguments["padded_m"]}  # compiled for it
+        constants |= padded_m  # compiled for it
+        constants |= {"STORED": prepare.constants["STORED"], "HAS_MUL": constants["DEPENDENT"]}
         constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages}
     options = options | {"num_warps": plan.num_warps}
     return [prepare, Launch(kernel, grid, arguments, constants, options), *last]

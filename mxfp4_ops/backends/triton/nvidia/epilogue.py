@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 
 from ..indices import along
 from . import layouts
-from .exact import float32_bits, largest, weight_is_outside
+from .exact import largest, plus_bias, put, weight_is_outside
 from .operands import REFERENCE
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the name before Triton 3.7
@@ -34,17 +34,14 @@ def trouble(
 ) -> gl.tensor:
     """2 if a sum is NaN, else 1 if a row of W has a scale byte that is not `in_range`, else 0.
 
-    `sums` are [splits, rows of W, rows of x] or without splits, from rows `first` and `top` on;
-    `fits` are [splits, rows of W, 4].
+    `sums` are [splits, rows of W, rows of x], from rows `first` and `top` on; `fits` are
+    [splits, rows of W, 4].
     """
-    rank: gl.constexpr = len(sums.shape)
-    row = first + along(rank - 2, sums.shape[rank - 2], layout, rank)
-    column = top + along(rank - 1, sums.shape[rank - 1], layout, rank)
+    row = first + along(1, sums.shape[1], layout, 3)
+    column = top + along(2, sums.shape[2], layout, 3)
     least = gl.min(fits & 0x80, 2)
-    if rank == 2:
-        least = gl.reshape(least, [sums.shape[0]])
-    least = gl.convert_layout(least, layouts.rows_of(layout, rank), assert_trivial=True)
-    outside = (gl.expand_dims(least, rank - 1) == 0).to(gl.int32)
+    least = gl.convert_layout(least, gl.SliceLayout(2, layout), assert_trivial=True)
+    outside = (gl.expand_dims(least, 2) == 0).to(gl.int32)
     is_nan = (row < n) & (column < m) & (sums != sums)
     return largest(gl.where(is_nan, 2, outside))
 
@@ -57,8 +54,7 @@ def store_tile(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tup
     """
     reference, bias, out, m, n, bias_stride = result
     layout: gl.constexpr = sums.type.layout
-    rows: gl.constexpr = sums.shape[0]
-    row = first + along(0, rows, layout, 2)
+    row = first + along(0, sums.shape[0], layout, 2)
     column = top + along(1, sums.shape[1], layout, 2)
     # A power of two that float32 may not hold, but the halves' two.
     exponent = gl.load(reference + column, mask=column < m, other=127) - REFERENCE
@@ -66,19 +62,11 @@ def store_tile(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tup
     sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
     sums *= ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
     is_nan = (row < n) & (column < m) & (sums != sums)
-    if bias is not None:
-        added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
-        sums += float32_bits(added).to(gl.float32, bitcast=True)
-    result = sums.to(out.dtype.element_ty)
+    sums = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
     # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
-    small: gl.constexpr = out.dtype.element_ty.primitive_bitwidth < 32
-    stored: gl.constexpr = layouts.columns(rows) if small else layout
-    if small:
-        result = gl.convert_layout(result, stored)
-    row = first + along(0, rows, stored, 2)
-    column = top + along(1, sums.shape[1], stored, 2)
-    at = out + (gl.program_id(2) * gl.cast(m, gl.int64) + column) * n + row
-    gl.store(at, result, mask=(row < n) & (column < m))
+    if out.dtype.element_ty.primitive_bitwidth < 32:
+        sums = gl.convert_layout(sums, layouts.columns(sums.shape[0]))
+    put(sums, first, top, out, m, n)
     return largest(is_nan.to(gl.int32)) * 2
 
 

@@ -34,6 +34,36 @@ def values(codes: gl.tensor, byte: gl.tensor) -> gl.tensor:
 
 
 @gluon.jit
+def plus_bias(
+    sums: gl.tensor, first: gl.tensor, bias: gl.tensor, n: gl.tensor, bias_stride: gl.tensor
+) -> gl.tensor:
+    """Sums [rows of W from `first` on, rows of x] with the bias, if there is one."""
+    layout: gl.constexpr = sums.type.layout
+    if bias is not None:
+        row = first + along(0, sums.shape[0], layout, 2)
+        added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
+        sums += float32_bits(added).to(gl.float32, bitcast=True)
+    return sums
+
+
+@gluon.jit
+def put(
+    values: gl.tensor,
+    first: gl.tensor,
+    top: gl.tensor,
+    out: gl.tensor,
+    m: gl.tensor,
+    n: gl.tensor,
+) -> None:
+    """Values [rows of W, rows of x] from `first` and `top` on, in out[split, m, n]."""
+    layout: gl.constexpr = values.type.layout
+    row = first + along(0, values.shape[0], layout, 2)
+    column = top + along(1, values.shape[1], layout, 2)
+    at = out + (gl.program_id(2) * gl.cast(m, gl.int64) + column) * n + row
+    gl.store(at, values.to(out.dtype.element_ty), mask=(row < n) & (column < m))
+
+
+@gluon.jit
 def store(
     sums: gl.tensor,
     first: gl.tensor,
@@ -45,14 +75,7 @@ def store(
     bias_stride: gl.tensor,
 ) -> None:
     """Sums [rows of W, rows of x] from `first` and `top` on, with the bias, in out[split, m, n]."""
-    layout: gl.constexpr = sums.type.layout
-    row = first + along(0, sums.shape[0], layout, 2)
-    column = top + along(1, sums.shape[1], layout, 2)
-    if bias is not None:
-        added = gl.load(bias + gl.cast(row, gl.int64) * bias_stride, mask=row < n, other=0.0)
-        sums += float32_bits(added).to(gl.float32, bitcast=True)
-    at = out + (gl.program_id(2) * gl.cast(m, gl.int64) + column) * n + row
-    gl.store(at, sums.to(out.dtype.element_ty), mask=(row < n) & (column < m))
+    put(plus_bias(sums, first, bias, n, bias_stride), first, top, out, m, n)
 
 
 @gluon.jit

@@ -99,12 +99,6 @@ def scales(splits: int, down: int, rows: int) -> gl.constexpr:
 
 
 @constexpr_function
-def rows_of(sums: gl.constexpr, rank: int) -> gl.constexpr:
-    """Of a number for each row of W, where the lanes with sums of that row have it."""
-    return gl.SliceLayout(rank - 1, sums)
-
-
-@constexpr_function
 def activations(splits: int, down: int, rows: int) -> gl.constexpr:
     """Of a quarter of x's step as words, [splits, rows, 16]: 8 neighbours of each block."""
     return gl.DistributedLinearLayout(

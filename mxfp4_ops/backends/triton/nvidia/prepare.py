@@ -248,47 +248,34 @@ def prepared(
     out: Tensor,
     plan: Plan,
 ) -> Launch:
-    """x for the narrow kernel, where it takes it from."""
-    m = len(out)
-    # A power of two, for the kernel is compiled for it.
-    padded_m = 1 << max(m - 1, 0).bit_length()
-    # The kernel loads a step of each warp more than it uses.
-    steps = padded_k // STEP + plan.warps_k
-    operand = out.new_empty(steps, padded_m, STEP, dtype=torch.bfloat16)
-    # Few rows are to reach many units, and many rows are not to need many programs.
-    blocks = 8 if m * k <= 4096 * 32 else 32
+    """x for the plan's kernel, zero from k to padded_k."""
+    m, steps, block = len(out), padded_k // STEP, 32
+    if plan.wide:
+        padded_m = ceil(m / plan.block_m) * plan.block_m
+        made = {
+            "operand": out.new_empty(steps, padded_m, STEP, dtype=torch.float8_e5m2),
+            "reference": out.new_empty(padded_m, dtype=torch.int32),
+        }
+        blocks = min(1 << (padded_k // block - 1).bit_length(), MOST_BLOCKS)
+        kernel, programs = mxfp4_prepare_wide, m
+        rows: dict[str, Any] = {}
+        own = {"BLOCK_M": plan.block_m, "ONCE": block * blocks >= padded_k}
+        options = {**options, "num_warps": min(max(blocks // 16, 4), 16)}
+    else:
+        # A power of two, for the product's kernel is compiled for it.
+        padded_m = 1 << max(m - 1, 0).bit_length()
+        # That kernel loads a step of each warp more than it uses.
+        steps += plan.warps_k
+        made = {"operand": out.new_empty(steps, padded_m, STEP, dtype=torch.bfloat16)}
+        # Few rows are to reach many units, and many rows are not to need many programs.
+        blocks = 8 if m * k <= 4096 * block else 32
+        kernel, programs = mxfp4_prepare, m * ceil(padded_k / (block * blocks))
+        rows, own = {"m": m}, {"STORED": min(8, padded_m)}
     return Launch(
-        mxfp4_prepare,
-        (m * ceil(padded_k / (32 * blocks)), 1, 1),
-        {**left, "operand": operand, "m": m, "k": k, "padded_k": padded_k, "padded_m": padded_m},
-        {**constants, "STORED": min(8, padded_m), "BLOCKS": blocks},
+        kernel,
+        (programs, 1, 1),
+        {**left, **made, **rows, "k": k, "padded_k": padded_k, "padded_m": padded_m},
+        {**constants, **own, "BLOCKS": blocks},
         options,
-        writes=("operand",),
-    )
-
-
-def prepared_wide(
-    left: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    options: Mapping[str, Any],
-    k: int,
-    padded_k: int,
-    out: Tensor,
-    plan: Plan,
-) -> Launch:
-    """x for the wide kernel."""
-    m = len(out)
-    padded_m = ceil(m / plan.block_m) * plan.block_m
-    operand = out.new_empty(padded_k // STEP, padded_m, STEP, dtype=torch.float8_e5m2)
-    blocks = min(1 << (padded_k // 32 - 1).bit_length(), MOST_BLOCKS)
-    reference = out.new_empty(padded_m, dtype=torch.int32)
-    arguments: dict[str, Any] = {"operand": operand, "reference": reference}
-    arguments |= {"k": k, "padded_k": padded_k, "padded_m": padded_m}
-    return Launch(
-        mxfp4_prepare_wide,
-        (m, 1, 1),
-        {**left, **arguments},
-        {**constants, "BLOCK_M": plan.block_m, "BLOCKS": blocks, "ONCE": 32 * blocks >= padded_k},
-        {**options, "num_warps": min(max(blocks // 16, 4), 16)},
-        writes=("operand", "reference"),
+        writes=tuple(made),
     )
