@@ -210,7 +210,10 @@ def test_what_the_wide_kernel_multiplies(dtype: torch.dtype, mode: str) -> None:
             given, weight, weight[:, :16].contiguous(), None, out, False, mode, plan
         )
         prepare.run()
-        operand = prepare.arguments["operand"].cpu().view(4, -1, 4, 32, 2, 16)
+        operand = prepare.arguments["operand"].cpu().view(torch.uint8).view(4, -1, 128, 32)
+        line = torch.arange(128)
+        operand = operand[:, :, line ^ (line >> 3 & 3)].view(torch.float8_e5m2)
+        operand = operand.view(4, -1, 4, 32, 2, 16)
         values = operand.permute(1, 3, 0, 2, 5, 4).reshape(len(x), 512).double()
         assert torch.equal(prepare.arguments["reference"].cpu(), largest.int())
         values, blocks = values.view(len(x), 16, 32), want.view(len(x), 16, 32)

@@ -53,6 +53,7 @@ def compiled(capability: int, launch: Launch) -> Any:
         (1, 8192, 8192, torch.bfloat16, False),
         (16, 2112, 7168, torch.float16, True),
         (200, 2880, 2880, torch.float32, False),
+        (200, 2880, 2880, torch.float16, True),
     ],
 )
 def test_products_use_the_matrix_units(
@@ -85,7 +86,12 @@ def test_products_use_the_matrix_units(
         # Codes become 8-bit floats by bits alone, and an instruction multiplies a block.
         assert re.search(r"lop3\.b32 [^;]*0x0E0E0E0E, 0xE4", ptx)
         assert re.search(r"wgmma\.mma_async\.\S*\.m64n\d+k32\.f32\.e5m2\.e5m2", ptx)
-        assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", ptx)
+        # Both are copied tile by tile, unless the weight is shuffled.
+        tiles = {x.group() for x in re.finditer(r"cp\.async\.bulk\.tensor[^;]*\[%rd\d+,", ptx)}
+        sources = {tile.rsplit("[", 1)[1] for tile in tiles}
+        assert len(sources) == (1 if shuffled else 2)
+        words = re.search(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", ptx)
+        assert bool(words) == shuffled
     else:
         # Codes become bfloat16 by bits and one multiplication, for two at a time.
         assert re.search(r"lop3\.b32 [^;]*0x01C001C0, 0xE4", ptx)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -47,14 +49,13 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_launcher", lambda kernel, grid, device: kernel[grid])
 
 
-def remember(
-    a: Tensor, b: Tensor, *, result: Tensor | None = None, used: Tensor | None = None
-) -> None:
+def remember(a: Tensor, b: Tensor, *, result: Tensor | None = None, used: Any = None) -> Kernel:
     """Remember a call with `a` and `b`, if that can be; its kernel reads `used` for `a`."""
     kernel, out = Kernel(), torch.empty(2) if result is None else result
     given = {"a": a if used is None else used, "b": b, "out": out}
     launch = Launch(kernel, (1, 1, 1), given, {"factor": 3}, writes=("out",))
     replay.remember("op", None, (a, b, "mode"), out, [launch], [kernel])
+    return kernel
 
 
 def kind(*args: Any, op: str = "op", forced: str | None = None) -> bool:
@@ -75,6 +76,26 @@ def test_what_distinguishes_a_call() -> None:
     assert not kind(a.bfloat16(), b, "mode")
     assert not kind(torch.zeros(33)[1:].view(4, 8), b, "mode"), "alignment"
     assert not kind(a, None, "mode")
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_descriptors_are_made_anew() -> None:
+    """With the tensors of the call, and none of the call before is kept."""
+    a, b = torch.zeros(4, 8), torch.zeros(2)
+    kernel = remember(a, b, used=SimpleNamespace(base=a.view(2, 16), block_shape=[1, 16]))
+    (recording,) = replay._recordings.values()
+    for _ in range(2):
+        others = torch.ones(4, 8), torch.ones(2), torch.empty(2)
+        recording._launch(list(others))
+        descriptor, *rest = kernel.calls[-1]
+        assert descriptor.base is others[0]
+        assert descriptor.block_shape == [1, 16]
+        assert all(given is other for given, other in zip(rest[:2], others[1:], strict=True))
+        assert rest[2] == 3
+    assert kernel.calls[0][0] is not kernel.calls[1][0]
+    gone = ref(a)
+    del a
+    assert gone() is None
 
 
 def test_one_tensor_given_twice_is_not_remember() -> None:

@@ -8,6 +8,7 @@ on a call of that kind allocates and launches, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,21 @@ class _Empty:
         return first.new_empty(self.shape, dtype=self.dtype)
 
 
+def _tensor(argument: Any) -> Tensor | None:
+    """What an argument is or, as Triton's descriptor of a tensor, describes."""
+    base = getattr(argument, "base", argument)
+    return base if isinstance(base, Tensor) else None
+
+
+def _about(argument: Any, tensor: Tensor | None) -> Any:
+    """The argument with another tensor, or with none."""
+    if argument is None or isinstance(argument, Tensor):
+        return tensor
+    descriptor = copy(argument)
+    descriptor.base = tensor  # of which a launch takes the address only
+    return descriptor
+
+
 def _launcher(kernel: Any, grid: tuple[int, int, int], device: int) -> Callable[..., None]:
     """What launches a compiled kernel, with less around it than `kernel[grid]`."""
     from triton import knobs
@@ -65,8 +81,9 @@ class _Recording:
 
     Attributes:
         results, scratch: what is allocated.
-        kernels: what to call, its arguments, and for some of them which tensor goes there: a number
-            among the call's own, the results and the scratch, in this order.
+        kernels: what to call, its arguments, and for some of them, None or descriptors, which
+            tensor goes there: a number among the call's own, the results and the scratch, in this
+            order.
     """
 
     device: int
@@ -91,7 +108,7 @@ class _Recording:
         for kernel, arguments, places in self.kernels:
             filled = list(arguments)
             for place, tensor in places:
-                filled[place] = tensors[tensor]
+                filled[place] = _about(filled[place], tensors[tensor])
             kernel(*filled)
 
 
@@ -149,8 +166,8 @@ def remember(
         names = [parameter.name for parameter in launch.kernel.params]
         filled = []
         for place, name in enumerate(names):
-            value = values[name]
-            if not isinstance(value, Tensor):
+            value = _tensor(values[name])
+            if value is None:
                 continue
             pointer = value.data_ptr()
             if pointer not in places:
@@ -159,7 +176,9 @@ def remember(
                 places[pointer] = len(tensors) + len(results) + len(scratch)
                 scratch.append(_Empty.like(value, tensors[0]))
             filled.append((place, places[pointer]))
-        arguments = tuple(None if isinstance(values[n], Tensor) else values[n] for n in names)
+        arguments = tuple(
+            v if _tensor(v) is None else _about(v, None) for v in map(values.get, names)
+        )
         kernels.append((_launcher(kernel, launch.grid, device), arguments, tuple(filled)))
     if len(_recordings) >= LIMIT:
         _recordings.clear()

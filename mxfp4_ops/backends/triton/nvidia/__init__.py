@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ....formats import BLOCK
 from ...base import Call, Work
@@ -24,7 +26,7 @@ from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .narrow import mxfp4_gemm_narrow
 from .plan import Plan, capability, found_plan
-from .prepare import prepared
+from .prepare import STEP, prepared
 from .wide import mxfp4_gemm_wide
 
 MOST_PARTIAL_SUMS = 1 << 26
@@ -79,6 +81,12 @@ def _product(
     return launches
 
 
+def _tiles(t: Tensor, stride: int, rows: int, columns: int) -> TensorDescriptor:
+    """A matrix of bytes, so many from row to row, as the GPU copies it in tiles [rows, columns]."""
+    layout = gl.NVMMASharedLayout(columns, 8, rank=2)
+    return TensorDescriptor(t, list(t.shape), [stride, 1], [rows, columns], layout)
+
+
 def _part(
     left: dict[str, Any],
     right: dict[str, Any],
@@ -96,25 +104,30 @@ def _part(
     padded_k = plan.split_k * per_split * BLOCK
     options: dict[str, Any] = {"launch_pdl": True} if constants["DEPENDENT"] else {}
     prepare = prepared(left, constants, options, k, padded_k, out, plan)
-    operand = {name: prepare.arguments[name] for name in prepare.writes}
-    padded_m = {"padded_m": prepare.arguments["padded_m"]}
+    made = {name: prepare.arguments[name] for name in (*prepare.writes, "padded_m")}
     sums, bias_here, last = split_sums(plan.split_k, bias, out, memory)
     bias_given, bias_absent = bias_arguments(bias_here)
-    arguments = left | right | bias_given | operand
+    arguments = left | right | bias_given | made
     arguments |= {"out": sums, "m": m, "blocks_per_split": per_split}
     constants = constants | bias_absent | {"SHUFFLED": shuffled}
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
-        arguments |= padded_m
+        x_lines = arguments.pop("operand").view(-1, STEP)
+        arguments["x_tiles"] = _tiles(x_lines, STEP, plan.block_m, STEP)
+        if shuffled or right["blocks"] == 0 or right["code_stride"] == 0:
+            constants["code_tiles"] = None
+        else:
+            row = right["code_stride"] * ALIGNMENT
+            arguments["code_tiles"] = _tiles(right["codes"], row, plan.block_n, STEP // 2)
         scales, blocks = right["scales"], right["blocks"]
         words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
         constants |= {"STAGES": plan.stages, "ALIGNED": words and blocks > 0 and not shuffled}
         options = options | {"maxnreg": plan.registers}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)
-        constants |= padded_m  # compiled for it
+        constants["padded_m"] = arguments.pop("padded_m")  # compiled for it
         constants |= {"STORED": prepare.constants["STORED"], "HAS_MUL": constants["DEPENDENT"]}
         constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages}
     options = options | {"num_warps": plan.num_warps}

@@ -206,15 +206,20 @@ def mxfp4_prepare_wide(
     """One program converts a row of floats, or of codes, BLOCKS blocks at a time.
 
     `operand` is [padded_k / 128, padded_m / BLOCK_M, 4 blocks, BLOCK_M, 32] 8-bit floats, zero
-    beyond k, and of each block the even elements before the odd ones. They are the row's numbers
-    divided by the power of two that `reference`, a scale byte, gives (`operands.py`). A block that
-    they cannot hold becomes NaN. With ONCE the row is no longer than BLOCKS.
+    beyond k, and of each block the even elements before the odd ones. Rows of 32 change places so
+    that a tile, copied as lines of 128 bytes and swizzled as such (by 16 bytes: bits 4 to 6 of the
+    address ^= 7 to 9), is as if it were swizzled as lines of 32 (bit 4 ^= bit 7), which is what an
+    instruction reads; copied as lines of 32 it took longer than it is multiplied.
+
+    The numbers are the row's divided by the power of two that `reference`, a scale byte, gives
+    (`operands.py`). A block that they cannot hold becomes NaN. With ONCE the row is no longer than
+    BLOCKS.
     """
     row = tl.program_id(0).to(tl.int64)
     a += row * a_stride_m
     if not QUANTIZE:
         a_scale += row * a_scale_stride
-    tile = row // BLOCK_M * (BLOCK_M * 128) + row % BLOCK_M * BLOCK
+    tile = row // BLOCK_M * (BLOCK_M * 128)
     step_stride = padded_m.to(tl.int64) * 128
     bytes_ = operand.to(tl.pointer_type(tl.int8))
     if DEPENDENT:
@@ -235,7 +240,9 @@ def mxfp4_prepare_wide(
         value = tl.reshape(tl.permute(value, [0, 2, 1]), [BLOCKS * BLOCK])
         element = tl.arange(0, BLOCKS * BLOCK)
         block = first + element // BLOCK
-        offset = block // 4 * step_stride + tile + block % 4 * (BLOCK_M * BLOCK) + element % BLOCK
+        line = block % 4 * BLOCK_M + row % BLOCK_M
+        line ^= line >> 3 & 3
+        offset = block // 4 * step_stride + tile + line * BLOCK + element % BLOCK
         tl.store(bytes_ + offset, value, mask=block < padded_k // BLOCK)
 
 

@@ -2,8 +2,8 @@
 
 Both operands are 8-bit floats (`operands.py`), and an instruction multiplies one block of 32, whose
 sum is exact; the block scale of W is applied when the sum is added up. A program's warps have
-different tasks: some copy x, codes and scales of W into a ring of tiles in shared memory, the
-others, in groups of 64 rows of W, multiply.
+different tasks: some have x, codes and scales of W copied into a ring of tiles in shared memory,
+the others, in groups of 64 rows of W, multiply.
 """
 
 from __future__ import annotations
@@ -12,27 +12,34 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from .. import dependent
 from ..indices import along
 from . import layouts
 from .epilogue import compute_anew, store_tile
-from .exact import exact_tile, largest, scale_blocks
-from .operands import float8_blocks, float8_operand, in_range, scale_rows, word_blocks, word_rows
+from .exact import exact_tile, scale_blocks
+from .operands import (
+    REFERENCE,
+    STEP,
+    float8_blocks,
+    float8_operand,
+    in_range,
+    scale_rows,
+    word_blocks,
+    word_rows,
+)
 
-# The name before Triton 3.8.
+# The names before Triton 3.8.
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
 GROUP = gl.constexpr(64)
 """Rows of W of a group of four warps."""
 
-COPYING = gl.constexpr(4)
-"""Warps that copy."""
-
 COPY_REGISTERS = gl.constexpr((32, 40))
-"""For each of their threads, where one group multiplies and where two do."""
+"""For each thread that copies, where one group multiplies and where two do."""
 
 MULTIPLY_REGISTERS = gl.constexpr(224)
 """For each thread of a second group; the first one has what is left, 240."""
@@ -69,35 +76,41 @@ def copy(
 ) -> None:
     """The task of the warps that fill the ring.
 
-    `operand` is zero beyond K, where the weight may be anything: no code is NaN.
+    x is zero beyond K, where the weight may be anything: no code is NaN.
     """
-    tiles, words, scale_words, full, empty = ring
-    operand, padded_m, codes, code_stride, scales, scale_stride, n = source
+    x_lines, _, code_lines, words, scale_words, full, empty = ring
+    x, padded_m, code_tiles, codes, code_stride, scales, scale_stride, n = source
     first, top, begin, end, steps = span
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_N: gl.constexpr = words.shape[1]
-    x_layout: gl.constexpr = layouts.copies(COPYING, 32, 16)
-    x_offset = along(0, tiles.shape[1], x_layout, 2) * 32 + along(1, 32, x_layout, 2)
-    x_step = gl.cast(padded_m, gl.int64) * 128
-    x = gl.multiple_of(operand + (begin // 4 * x_step + gl.cast(top, gl.int64) * 128), 16)
+    BYTES: gl.constexpr = x_lines.shape[1] * STEP + (
+        0 if code_tiles is None else BLOCK_N * STEP // 2
+    )
+    if code_tiles is not None:
+        for i in gl.static_range(STAGES):
+            if i < steps:
+                mbarrier.expect(full.index(i), BYTES)
+                column = (begin + 4 * i) * 16
+                load_tile(code_tiles, [first, column], full.index(i), code_lines.index(i))
+    else:
+        word_layout: gl.constexpr = layouts.copies(gl.num_warps(), 16, 4)
+        word = along(1, 16, word_layout, 2)
+        block = begin + word // 4
+        # From the program's first row on, so that 32 bits do.
+        row = gl.minimum(along(0, BLOCK_N, word_layout, 2), n - 1 - first)
+        offset = word_rows(row, code_stride, SHUFFLED) + word_blocks(word // 4, SHUFFLED) + word % 4
+        offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
+        w = codes.to(gl.pointer_type(gl.int32)) + gl.cast(word_blocks(begin, SHUFFLED), gl.int64)
+        w += word_rows(gl.cast(first, gl.int64), code_stride, SHUFFLED)
+        for i in gl.static_range(STAGES):
+            async_load(words.index(i), w + offset, mask=block + 4 * i < end)
+            w += word_blocks(4, SHUFFLED)
 
-    word_layout: gl.constexpr = layouts.copies(COPYING, 16, 4)
-    word = along(1, 16, word_layout, 2)
-    block = begin + word // 4
-    # From the program's first row on, so that 32 bits do.
-    row = gl.minimum(along(0, BLOCK_N, word_layout, 2), n - 1 - first)
-    offset = word_rows(row, code_stride, SHUFFLED) + word_blocks(word // 4, SHUFFLED) + word % 4
-    offset = gl.max_contiguous(gl.multiple_of(offset, [1, 4]), [1, 4])
-    w = codes.to(gl.pointer_type(gl.int32)) + gl.cast(word_blocks(begin, SHUFFLED), gl.int64)
-    w += word_rows(gl.cast(first, gl.int64), code_stride, SHUFFLED)
-
-    row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [COPYING], [0])
+    row_layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     row = gl.cast(gl.minimum(first + gl.arange(0, BLOCK_N, layout=row_layout), n - 1), gl.int64)
     bytes_ = scales + scale_rows(row, scale_stride, SHUFFLED)
     zero = gl.cast(row * 0, gl.int32)
-    for i in gl.static_range(STAGES):
-        async_load(words.index(i), w + offset, mask=block + 4 * i < end)
-        w += word_blocks(4, SHUFFLED)
+    line = begin // 4 * padded_m + top
     if DEPENDENT:
         wait_for_previous()  # what comes before reads weights only
     for step in range(steps):
@@ -107,10 +120,16 @@ def copy(
             scales_now = four_bytes(bytes_, zero + at, end, SHUFFLED)
         if step >= STAGES:
             mbarrier.wait(empty.index(slot), step // STAGES & 1 ^ 1)
-            async_load(words.index(slot), w + offset, mask=block + 4 * step < end)
-            w += word_blocks(4, SHUFFLED)
-        async_load(tiles.index(slot), x + x_offset)
-        x += x_step
+            if code_tiles is not None:
+                mbarrier.expect(full.index(slot), BYTES)
+                load_tile(code_tiles, [first, at * 16], full.index(slot), code_lines.index(slot))
+            else:
+                async_load(words.index(slot), w + offset, mask=block + 4 * step < end)
+                w += word_blocks(4, SHUFFLED)
+        if code_tiles is None:
+            mbarrier.expect(full.index(slot), BYTES)
+        load_tile(x, [line, 0], full.index(slot), x_lines.index(slot))
+        line += padded_m
         if ALIGNED:
             # Beyond the last block x is zero, whatever the scale.
             source_words = (bytes_ + gl.minimum(at, end - 4)).to(gl.pointer_type(gl.int32))
@@ -122,6 +141,7 @@ def copy(
     # One more, with nothing in it: those who multiply look a step ahead.
     mbarrier.wait(empty.index(steps % STAGES), steps // STAGES & 1 ^ 1)
     async_copy.mbarrier_arrive(full.index(steps % STAGES), increment_count=False)
+    mbarrier.arrive(full.index(steps % STAGES))
     if not ALIGNED:
         mbarrier.arrive(full.index(steps % STAGES))
 
@@ -162,6 +182,17 @@ def keep(unpacked: gl.tuple) -> None:
 
 
 @gluon.jit
+def apart(sums: gl.tensor) -> gl.tensor:
+    """The same, but what happens to them later does not decide in which registers they are before.
+
+    Where it did, three registers of some additions were of one bank, and loops took 15 % longer.
+    """
+    return gl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=f,f", [sums], gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def multiply(
     ring: gl.tuple,
     flags: gl.tensor,
@@ -170,7 +201,8 @@ def multiply(
     INDEX: gl.constexpr,
 ) -> None:
     """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
-    tiles, words, scale_words, full, empty = ring
+    _, tiles, _, words, scale_words, full, empty = ring
+    reference, bias, out, m, n, bias_stride = result
     first, top, _, _, steps = span
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_M: gl.constexpr = tiles.shape[1] // 4
@@ -183,40 +215,46 @@ def multiply(
     BLOCKS: gl.constexpr = 1 if BLOCK_M > 64 else 4
     total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
     mbarrier.wait(full.index(0), 0)
-    hopper.fence_async_shared()  # the units read in another way than copies write
+    # What the end needs is on its way from here on.
+    column = top + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    exponent = gl.load(reference + column, mask=column < m, other=127) - REFERENCE
     w = words.index(0).slice(ROW, GROUP).load(word_layout)
+    scales = scale_words.index(0).slice(ROW, GROUP).load(row_layout)
     fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
     for step in range(steps):
         slot = step % STAGES
         following = (step + 1) % STAGES
         unpacked = float8_blocks(w)
-        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
         fits &= in_range(scales)
-        scales = gl.expand_dims(scales, 1)
+        of_blocks = gl.expand_dims(scales, 1)
         for i in gl.static_range(0, 4, BLOCKS):
             parts = begin(unpacked, tiles.index(slot), total, i, BLOCKS)
             if i + BLOCKS == 4:
                 mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
-                hopper.fence_async_shared()
                 w = words.index(following).slice(ROW, GROUP).load(word_layout)
+                scales = scale_words.index(following).slice(ROW, GROUP).load(row_layout)
             parts = hopper.warpgroup_mma_wait(0, deps=parts)
             if i + BLOCKS == 4:
                 keep(unpacked)
-                mbarrier.arrive(empty.index(slot))
             for j in gl.static_range(BLOCKS):
                 part = parts if BLOCKS == 1 else parts[j]
-                total = gl.fma(part, scale(scales, i + j), total)
-    found = store_tile(total, first + ROW, top, result)
+                total = gl.fma(part, scale(of_blocks, i + j), total)
+        # Each thread for itself, so that the warps need not meet.
+        async_copy.mbarrier_arrive(empty.index(slot), increment_count=False)
     outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
-    note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
+    found = store_tile(
+        apart(total), exponent, outside, first + ROW, top, bias, out, m, n, bias_stride
+    )
+    note(flags, INDEX, found)
 
 
 @gluon.jit
 def mxfp4_gemm_wide(
     a: gl.tensor,
     a_scale: gl.tensor,
-    operand: gl.tensor,
+    x_tiles: gl.tensor,
     reference: gl.tensor,
+    code_tiles: gl.tensor,
     codes: gl.tensor,
     scales: gl.tensor,
     bias: gl.tensor,
@@ -244,8 +282,9 @@ def mxfp4_gemm_wide(
     """One program computes the sums of BLOCK_N rows of W and BLOCK_M of x over one split of K.
 
     STAGES tiles of both are under way or in use. With ALIGNED, a step's scales can be read as a
-    word. `operand` and `reference` are x as `mxfp4_prepare_wide` makes it, other arguments as for
-    `mxfp4_gemm_narrow`.
+    word. `x_tiles` describes x as `mxfp4_prepare_wide` makes it, with `reference`; `code_tiles`
+    describes `codes`, or is None where no tile of them is one of memory. Other arguments are as
+    for `mxfp4_gemm_narrow`.
     """
     # Neighbouring programs have the same rows of W, of which there is more.
     top = gl.program_id(0) * BLOCK_M
@@ -254,22 +293,28 @@ def mxfp4_gemm_wide(
     end = gl.minimum(begin + blocks_per_split, blocks)
 
     GROUPS: gl.constexpr = BLOCK_N // GROUP
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout(32, 8, rank=2)
-    word_layout: gl.constexpr = gl.SwizzledSharedLayout(4, 2, 4, [1, 0])
+    # One warp is enough to have tiles copied. Where threads copy themselves, or load, four do.
+    COPYING: gl.constexpr = 1 if ALIGNED and code_tiles is not None else 4
+    x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
+    block_layout: gl.constexpr = gl.NVMMASharedLayout(32, 8, rank=2)
+    code_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, rank=2)
+    word_layout: gl.constexpr = gl.NVMMASharedLayout(64, 32, rank=2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    tiles = gl.allocate_shared_memory(gl.float8e5, [STAGES, 4 * BLOCK_M, 32], tile_layout)
-    words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N, 16], word_layout)
+    x_lines = gl.allocate_shared_memory(gl.float8e5, [STAGES, BLOCK_M, STEP], x_layout)
+    tiles = x_lines._reinterpret(gl.float8e5, [STAGES, 4 * BLOCK_M, 32], block_layout)
+    code_lines = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_N, STEP // 2], code_layout)
+    words = code_lines._reinterpret(gl.int32, [STAGES, BLOCK_N, 16], word_layout)
     scale_words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], flat)
     flags = gl.allocate_shared_memory(gl.int32, [GROUPS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=32 * COPYING if ALIGNED else 32 * COPYING + 1)
-        mbarrier.init(empty.index(i), count=GROUPS)
-    ring = (tiles, words, scale_words, full, empty)
+        mbarrier.init(full.index(i), count=32 * COPYING + (1 if ALIGNED else 2))
+        mbarrier.init(empty.index(i), count=128 * GROUPS)
+    ring = (x_lines, tiles, code_lines, words, scale_words, full, empty)
     span = (first, top, begin, end, blocks_per_split // 4)
-    source = (operand, padded_m, codes, code_stride, scales, scale_stride, n)
+    source = (x_tiles, padded_m, code_tiles, codes, code_stride, scales, scale_stride, n)
     result = (reference, bias, out, m, n, bias_stride)
     if GROUPS == 1:
         gl.warp_specialize(
