@@ -71,7 +71,7 @@ def test_split_k_only_where_tiles_are_few(n: int, k: int) -> None:
 def test_wide_plans(m: int, n: int, k: int) -> None:
     """Of each tile the best splits, and the best tile first."""
     units = H200.compute_units
-    some = [tile for tile in WIDE_TILES if tile.block_m >= min(m, 64)]
+    some = [tile for tile in WIDE_TILES if 2 * tile.block_m >= min(m, 128)]
     tiles = {(tile.block_m, tile.block_n, tile.stages): tile for tile in some}
     times = []
     for plan in wide_plans(m, n, k, units):
@@ -87,13 +87,16 @@ def test_wide_plans(m: int, n: int, k: int) -> None:
     ("size", "plan"),
     [
         ((16, 14336, 4096), Plan(16, 64, 4, stages=8, wide=True)),
+        ((32, 4096, 4096), Plan(32, 64, 4, stages=4, split_k=4, wide=True)),
+        ((32, 7168, 2048), Plan(16, 64, 4, stages=8, wide=True)),
         ((32, 8192, 8192), Plan(32, 64, 4, stages=8, split_k=2, wide=True)),
         ((64, 4096, 4096), Plan(64, 64, 4, stages=4, split_k=4, wide=True)),
-        ((128, 8192, 8192), Plan(128, 128, 4, stages=4, split_k=2, wide=True)),
-        ((128, 4096, 4096), Plan(64, 64, 4, stages=4, split_k=2, wide=True)),
+        ((64, 14336, 4096), Plan(64, 64, 4, stages=4, wide=True)),
         ((128, 2112, 7168), Plan(64, 64, 4, stages=4, split_k=4, wide=True)),
+        ((128, 4096, 4096), Plan(64, 64, 4, stages=4, split_k=2, wide=True)),
+        ((128, 14336, 4096), Plan(128, 64, 4, stages=4, wide=True)),
         ((1024, 2112, 7168), Plan(128, 64, 4, stages=4, wide=True)),
-        ((1024, 8192, 8192), Plan(128, 128, 4, stages=4, wide=True)),
+        ((1024, 8192, 8192), Plan(128, 64, 4, stages=4, wide=True)),
     ],
     ids=str,
 )

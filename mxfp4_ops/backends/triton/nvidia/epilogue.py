@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from ..indices import along
 from . import layouts
 from .exact import largest, plus_bias, put, weight_is_outside
+from .operands import REFERENCE
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the name before Triton 3.7
 
@@ -48,8 +49,7 @@ def trouble(
 @gluon.jit
 def store_tile(
     sums: gl.tensor,
-    exponent: gl.tensor,
-    outside: gl.tensor,
+    scale_of_x: gl.tensor,
     first: gl.tensor,
     top: gl.tensor,
     bias: gl.tensor,
@@ -58,30 +58,27 @@ def store_tile(
     n: gl.tensor,
     bias_stride: gl.tensor,
 ) -> gl.tensor:
-    """Store wgmma's sums of 8-bit floats, scaled and with the bias; returns what `trouble` does.
+    """Store wgmma's sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
 
-    `exponent` has the power of two of each row of x, and `outside` tells of each row of W whether
-    it has a scale byte that is not `in_range`. Results of 2 bytes go through shared memory, so
+    `scale_of_x` has the reference of each row of x. Results of 2 bytes go through shared memory, so
     that lanes store neighbours in memory.
     """
     layout: gl.constexpr = sums.type.layout
     row = first + along(0, sums.shape[0], layout, 2)
     column = top + along(1, sums.shape[1], layout, 2)
     # A power of two that float32 may not hold, but the halves' two.
-    exponent = gl.expand_dims(gl.convert_layout(exponent, gl.SliceLayout(0, layout)), 0)
+    scale_of_x = gl.convert_layout(scale_of_x, gl.SliceLayout(0, layout))
+    exponent = gl.expand_dims(scale_of_x, 0) - REFERENCE
     half = exponent >> 1
     sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
     sums *= ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
     is_nan = (row < n) & (column < m) & (sums != sums)
-    found = largest(gl.where(is_nan, 2, gl.expand_dims(outside, 1).to(gl.int32)))
     sums = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
     # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
     if out.dtype.element_ty.primitive_bitwidth < 32:
-        lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2, transposed=True)
-        tile = gl.allocate_shared_memory(sums.dtype, sums.shape, lines, sums)
-        sums = tile.load(layouts.columns(sums.shape[0]))
+        sums = gl.convert_layout(sums, layouts.columns(sums.shape[0]))
     put(sums, first, top, out, m, n)
-    return found
+    return largest(is_nan.to(gl.int32)) * 2
 
 
 @gluon.jit

@@ -18,9 +18,8 @@ from .. import dependent
 from ..indices import along
 from . import layouts
 from .epilogue import compute_anew, store_tile
-from .exact import exact_tile, scale_blocks
+from .exact import exact_tile, largest, scale_blocks
 from .operands import (
-    REFERENCE,
     STEP,
     float8_blocks,
     float8_operand,
@@ -182,17 +181,6 @@ def keep(unpacked: gl.tuple) -> None:
 
 
 @gluon.jit
-def apart(sums: gl.tensor) -> gl.tensor:
-    """The same, but what happens to them later does not decide in which registers they are before.
-
-    Where it did, three registers of some additions were of one bank, and loops took 15 % longer.
-    """
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=f,f", [sums], gl.float32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
 def multiply(
     ring: gl.tuple,
     flags: gl.tensor,
@@ -215,37 +203,33 @@ def multiply(
     BLOCKS: gl.constexpr = 1 if BLOCK_M > 64 else 4
     total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
     mbarrier.wait(full.index(0), 0)
-    # What the end needs is on its way from here on.
+    # What the end needs is on its way from here on, and nothing waits for it before.
     column = top + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    exponent = gl.load(reference + column, mask=column < m, other=127) - REFERENCE
+    scale_of_x = gl.load(reference + column, mask=column < m, other=127)
     w = words.index(0).slice(ROW, GROUP).load(word_layout)
-    scales = scale_words.index(0).slice(ROW, GROUP).load(row_layout)
     fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
     for step in range(steps):
         slot = step % STAGES
         following = (step + 1) % STAGES
         unpacked = float8_blocks(w)
+        scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
         fits &= in_range(scales)
-        of_blocks = gl.expand_dims(scales, 1)
+        scales = gl.expand_dims(scales, 1)
         for i in gl.static_range(0, 4, BLOCKS):
             parts = begin(unpacked, tiles.index(slot), total, i, BLOCKS)
             if i + BLOCKS == 4:
                 mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
                 w = words.index(following).slice(ROW, GROUP).load(word_layout)
-                scales = scale_words.index(following).slice(ROW, GROUP).load(row_layout)
             parts = hopper.warpgroup_mma_wait(0, deps=parts)
             if i + BLOCKS == 4:
                 keep(unpacked)
+                mbarrier.arrive(empty.index(slot))
             for j in gl.static_range(BLOCKS):
                 part = parts if BLOCKS == 1 else parts[j]
-                total = gl.fma(part, scale(of_blocks, i + j), total)
-        # Each thread for itself, so that the warps need not meet.
-        async_copy.mbarrier_arrive(empty.index(slot), increment_count=False)
+                total = gl.fma(part, scale(scales, i + j), total)
+    found = store_tile(total, scale_of_x, first + ROW, top, bias, out, m, n, bias_stride)
     outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
-    found = store_tile(
-        apart(total), exponent, outside, first + ROW, top, bias, out, m, n, bias_stride
-    )
-    note(flags, INDEX, found)
+    note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
 
 
 @gluon.jit
@@ -293,8 +277,8 @@ def mxfp4_gemm_wide(
     end = gl.minimum(begin + blocks_per_split, blocks)
 
     GROUPS: gl.constexpr = BLOCK_N // GROUP
-    # One warp is enough to have tiles copied. Where threads copy themselves, or load, four do.
-    COPYING: gl.constexpr = 1 if ALIGNED and code_tiles is not None else 4
+    # One warp is enough to have tiles copied; where threads copy codes themselves, four do.
+    COPYING: gl.constexpr = 4 if code_tiles is None else 1
     x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
     block_layout: gl.constexpr = gl.NVMMASharedLayout(32, 8, rank=2)
     code_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, rank=2)
@@ -311,7 +295,7 @@ def mxfp4_gemm_wide(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=32 * COPYING + (1 if ALIGNED else 2))
-        mbarrier.init(empty.index(i), count=128 * GROUPS)
+        mbarrier.init(empty.index(i), count=GROUPS)
     ring = (x_lines, tiles, code_lines, words, scale_words, full, empty)
     span = (first, top, begin, end, blocks_per_split // 4)
     source = (x_tiles, padded_m, code_tiles, codes, code_stride, scales, scale_stride, n)
