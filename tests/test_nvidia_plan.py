@@ -14,7 +14,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
     LARGE_WEIGHT,
-    LARGE_WEIGHT_ROWS,
     LONG_STEPS,
     NARROW_ROWS,
     STEP_BLOCKS,
@@ -50,7 +49,7 @@ def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
 @given(m=rows, n=columns, k=depths, target=targets)
 def test_tiles_and_warps(m: int, n: int, k: int, target: Target) -> None:
     plan = product_plan(m, n, k, target)
-    few = LARGE_WEIGHT_ROWS if n * k >= LARGE_WEIGHT else NARROW_ROWS
+    few = 0 if n * k >= LARGE_WEIGHT else NARROW_ROWS
     assert plan.wide == (target == H200 and m > few)
     assert plan.block_m <= max(8, 2 * m - 1) or plan.wide
     assert plan.num_warps <= 16

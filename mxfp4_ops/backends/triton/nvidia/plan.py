@@ -27,8 +27,8 @@ left sums with one of 1.8e-7 (RMS), and 1.05e-6 in the worst of 2 million.
 NARROW_ROWS = 16
 """Up to so many rows of x the narrow kernel is the faster one where both run."""
 
-LARGE_WEIGHT, LARGE_WEIGHT_ROWS = 48 << 20, 8
-"""Of weights with so many elements, it is up to fewer rows."""
+LARGE_WEIGHT = 48 << 20
+"""Elements of a weight from which on it is not, not even with one row."""
 
 
 @cache
@@ -196,7 +196,7 @@ def wide_plans(m: int, n: int, k: int, units: int) -> tuple[Plan, ...]:
 
 
 def product_plan(m: int, n: int, k: int, target: Target) -> Plan:
-    most = LARGE_WEIGHT_ROWS if n * k >= LARGE_WEIGHT else NARROW_ROWS
+    most = 0 if n * k >= LARGE_WEIGHT else NARROW_ROWS
     if has_wide(target.arch) and m > most:
         return wide_plans(m, n, k, target.compute_units)[0]
     return narrow_plan(m, n, k, target.compute_units)
