@@ -141,6 +141,17 @@ def test_partial_sums_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(parts) > 1
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 14336, 4096), (40, 0, 64), (40, 64, 0), (0, 64, 0)])
+def test_nothing_to_multiply(monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int) -> None:
+    """No descriptor of a tensor without elements, and zeros where K is 0."""
+    monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
+    x, out = meta(m, k, dtype=torch.bfloat16), meta(m, n, dtype=torch.bfloat16)
+    launches = nvidia.quant_mm(x, meta(n, k // 2), meta(n, k // 32), None, out, False, "even")
+    for launch in launches:
+        assert launch.kernel.__name__ in compiled(90, launch).asm["ptx"]
+    assert bool(launches) == (m * n > 0)
+
+
 def test_codes_of_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
     m, n, k = 40, 96, 160

@@ -60,6 +60,8 @@ def _product(
 ) -> list[Launch]:
     """x prepared, the product, and with split-K the sum; of many rows one part after the other."""
     m, n = out.shape
+    if 0 in out.shape:
+        return []  # and nothing for a descriptor to describe
     on = target(out.device)
     plan = (plan or found_plan(m, n, k, on).plan).for_depth(k)
     codes = aligned(codes, rows=True)
@@ -68,7 +70,7 @@ def _product(
     right |= {"code_stride": code_stride // ALIGNMENT, "n": n, "blocks": k // BLOCK}
     # Programmatic launches, and mul.bf16x2.
     constants = constants | {"DEPENDENT": capability(on.arch) >= 90}
-    most = MOST_PARTIAL_SUMS // (plan.split_k * max(n, 1)) // plan.block_m * plan.block_m
+    most = MOST_PARTIAL_SUMS // (plan.split_k * n) // plan.block_m * plan.block_m
     rows = max(most, plan.block_m)
     if plan.split_k == 1 or m <= rows:
         return _part(left, right, constants, k, bias, out, shuffled, plan, None)
@@ -116,10 +118,10 @@ def _part(
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
         x_lines = arguments.pop("operand").view(-1, STEP)
         arguments["x_tiles"] = _tiles(x_lines, STEP, plan.block_m, STEP)
-        if shuffled or right["blocks"] == 0 or right["code_stride"] == 0:
+        row = right["code_stride"] * ALIGNMENT
+        if shuffled or k == 0 or row < k // 2:  # rows that overlap
             constants["code_tiles"] = None
         else:
-            row = right["code_stride"] * ALIGNMENT
             arguments["code_tiles"] = _tiles(right["codes"], row, plan.block_n, STEP // 2)
         scales, blocks = right["scales"], right["blocks"]
         words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))

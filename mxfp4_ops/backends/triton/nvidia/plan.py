@@ -50,7 +50,7 @@ class Plan:
     Attributes:
         block_m, block_n: a program's rows of x and of W.
         num_warps: those of the narrow kernel; in the wide one, those for each 64 rows of W, beside
-            which four copy.
+            which one copies, or four.
         warps_k: warps that share the steps of a tile, and add their sums at its end.
         stages: steps under way: of W for a warp of the narrow kernel, of both in the wide one.
         split_k: programs that share the steps of a tile and leave their sums to another kernel.
