@@ -32,6 +32,8 @@ from .operands import (
 # The names before Triton 3.8.
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_memory = gl.shared_memory_descriptor
+as_other = getattr(_memory, "reinterpret", None) or _memory._reinterpret  # before Triton 3.9
 wait_for_previous = gluon.jit(dependent.wait_for_previous.fn)
 
 GROUP = gl.constexpr(64)
@@ -286,9 +288,9 @@ def mxfp4_gemm_wide(
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
     x_lines = gl.allocate_shared_memory(gl.float8e5, [STAGES, BLOCK_M, STEP], x_layout)
-    tiles = x_lines._reinterpret(gl.float8e5, [STAGES, 4 * BLOCK_M, 32], block_layout)
+    tiles = as_other(x_lines, gl.float8e5, [STAGES, 4 * BLOCK_M, 32], block_layout)
     code_lines = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_N, STEP // 2], code_layout)
-    words = code_lines._reinterpret(gl.int32, [STAGES, BLOCK_N, 16], word_layout)
+    words = as_other(code_lines, gl.int32, [STAGES, BLOCK_N, 16], word_layout)
     scale_words = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], flat)
     flags = gl.allocate_shared_memory(gl.int32, [GROUPS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
