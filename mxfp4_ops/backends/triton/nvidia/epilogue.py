@@ -48,21 +48,14 @@ def trouble(
 
 @gluon.jit
 def store_tile(
-    sums: gl.tensor,
-    scale_of_x: gl.tensor,
-    first: gl.tensor,
-    top: gl.tensor,
-    bias: gl.tensor,
-    out: gl.tensor,
-    m: gl.tensor,
-    n: gl.tensor,
-    bias_stride: gl.tensor,
+    sums: gl.tensor, scale_of_x: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tuple
 ) -> gl.tensor:
     """Store wgmma's sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
 
     `scale_of_x` has the reference of each row of x. Results of 2 bytes go through shared memory, so
     that lanes store neighbours in memory.
     """
+    _, bias, out, m, n, bias_stride = result
     layout: gl.constexpr = sums.type.layout
     row = first + along(0, sums.shape[0], layout, 2)
     column = top + along(1, sums.shape[1], layout, 2)

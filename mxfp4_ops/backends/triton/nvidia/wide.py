@@ -192,7 +192,7 @@ def multiply(
 ) -> None:
     """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
     _, tiles, _, words, scale_words, full, empty = ring
-    reference, bias, out, m, n, bias_stride = result
+    reference, _, _, m, _, _ = result
     first, top, _, _, steps = span
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_M: gl.constexpr = tiles.shape[1] // 4
@@ -229,7 +229,7 @@ def multiply(
             for j in gl.static_range(BLOCKS):
                 part = parts if BLOCKS == 1 else parts[j]
                 total = gl.fma(part, scale(scales, i + j), total)
-    found = store_tile(total, scale_of_x, first + ROW, top, bias, out, m, n, bias_stride)
+    found = store_tile(total, scale_of_x, first + ROW, top, result)
     outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
     note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
 
@@ -269,7 +269,7 @@ def mxfp4_gemm_wide(
 
     STAGES tiles of both are under way or in use. With ALIGNED, a step's scales can be read as a
     word. `x_tiles` describes x as `mxfp4_prepare_wide` makes it, with `reference`; `code_tiles`
-    describes `codes`, or is None where no tile of them is one of memory. Other arguments are as
+    describes `codes`, or is None where threads copy them. Other arguments are as
     for `mxfp4_gemm_narrow`.
     """
     # Neighbouring programs have the same rows of W, of which there is more.
