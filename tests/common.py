@@ -135,6 +135,15 @@ def activation(*shape: int, dtype: torch.dtype, seed: int = 7) -> Tensor:
     return (x * torch.randint(-3, 4, (*lead, k // 32, 1), generator=g).exp2()).flatten(-2).to(dtype)
 
 
+def outliers(t: Tensor, every: int) -> Tensor:
+    """Some blocks far above the others of their rows, and some below, in a few steps."""
+    blocks = t.view(len(t), -1, 32)
+    for i in range(0, blocks.shape[1], every):
+        blocks[i % 5 :: 7, i] *= 2.0 ** (3 + i % 11)
+        blocks[i % 3 :: 9, (i * 7 + 1) % blocks.shape[1]] *= 2.0 ** -(i % 13)
+    return t
+
+
 def quantized_values(x: Tensor, mode: str = "even") -> Tensor:
     """The numbers that `x` becomes, in float64 on the CPU."""
     return oracle.decode(*oracle.quantize_tensor(x, mode))

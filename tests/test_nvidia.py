@@ -15,6 +15,7 @@ from common import (
     assert_same_bits,
     every_dtype,
     generator,
+    outliers,
     plain_and_shuffled,
     quantized_values,
     random_codes,
@@ -37,7 +38,7 @@ if form(GPU) != "nvidia":
     pytest.skip(f"these kernels are not for {GPU}", allow_module_level=True)
 
 from mxfp4_ops.backends.triton import nvidia  # noqa: E402
-from mxfp4_ops.backends.triton.nvidia.plan import Plan, has_wide, product_plan  # noqa: E402
+from mxfp4_ops.backends.triton.nvidia.plan import Plan, has_wgmma, product_plan  # noqa: E402
 
 PLANS = {
     "one-warp": Plan(8, 16, 1),
@@ -49,13 +50,16 @@ PLANS = {
     "split-3": Plan(8, 16, 4, 4, split_k=3),
     "ahead": Plan(32, 32, 4, 2, stages=3, split_k=2),
 }
-if has_wide(GPU.arch):
+if has_wgmma(GPU.arch):
     PLANS |= {
         "wide-small": Plan(32, 64, 4, stages=4, wide=True),
         "wide": Plan(128, 64, 4, stages=3, wide=True),
         "wide-two": Plan(128, 128, 4, stages=4, wide=True),
         "wide-split": Plan(64, 64, 4, stages=3, split_k=3, wide=True),
         "wide-few": Plan(16, 128, 4, stages=5, split_k=2, wide=True),
+        "integer": Plan(64, 64, 4, stages=4, integer=True),
+        "integer-two": Plan(256, 128, 4, stages=4, integer=True),
+        "integer-split": Plan(128, 128, 4, stages=3, split_k=3, integer=True),
     }
 every_plan = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 
@@ -188,7 +192,7 @@ def test_blocks_far_below_a_rows_largest(plan: Plan) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_what_the_wide_kernel_multiplies(dtype: torch.dtype, mode: str) -> None:
     """All patterns of 16 bits, in blocks with others near them and with any, and strided."""
-    if not has_wide(GPU.arch):
+    if not has_wgmma(GPU.arch):
         pytest.skip("there is no wgmma here")
     patterns = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     mixed = patterns[torch.randperm(1 << 16, generator=generator(2))]
@@ -220,6 +224,19 @@ def test_what_the_wide_kernel_multiplies(dtype: torch.dtype, mode: str) -> None:
         assert values[lost[:, :, None] & some].isnan().all()
         assert torch.equal(values[~lost].isnan(), blocks[~lost].isnan())
         assert torch.equal(values[~lost].nan_to_num(), blocks[~lost].nan_to_num())
+
+
+@every_plan
+@pytest.mark.parametrize("of_x", [0, 9, 90])
+@pytest.mark.parametrize("of_w", [0, 15, 150])
+def test_outliers(plan: Plan, of_x: int, of_w: int) -> None:
+    """Steps that are multiplied as integers and steps that are not, on either side."""
+    m, n, k = 150, 140, 9248
+    x, w = (torch.randn(rows, k, generator=generator(rows)) for rows in (m, n))
+    x = outliers(x, of_x) if of_x else x
+    w = outliers(w, of_w) if of_w else w
+    weight = Weight.of(*quantize_reference(w))
+    expected(x, weight).check(run(x, weight.on("cuda"), plan, out_dtype=torch.float32))
 
 
 @every_plan

@@ -18,7 +18,11 @@ from benchmarks.gfx950.compile import driver_of  # noqa: E402
 from mxfp4_ops.backends.devices import Target  # noqa: E402
 from mxfp4_ops.backends.triton import nvidia  # noqa: E402
 from mxfp4_ops.backends.triton.launch import Launch  # noqa: E402
-from mxfp4_ops.backends.triton.nvidia.plan import WIDE_TILES, Plan, WideTile  # noqa: E402
+from mxfp4_ops.backends.triton.nvidia.plan import (  # noqa: E402
+    WIDE_TILES,
+    Plan,
+    WideTile,
+)
 from mxfp4_ops.layout import shuffled_shapes  # noqa: E402
 
 # Of Triton 3.9: that the default of a later release will be another one.
@@ -115,6 +119,29 @@ def test_wide_tiles_fit(monkeypatch: pytest.MonkeyPatch, tile: WideTile) -> None
         assert kernel.metadata.shared <= (227 << 10) * tile.block_n // 128
         ptx = kernel.asm["ptx"]
         assert f".maxnreg {tile.plan(1).registers}" in ptx
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(256, 128), (128, 128), (64, 64)])
+def test_integer_tiles(monkeypatch: pytest.MonkeyPatch, block_m: int, block_n: int) -> None:
+    """They fit into shared memory, and nothing is waited for between instructions of a step.
+
+    That is what ptxas makes of wgmma where it has too few registers anywhere in the kernel.
+    """
+    monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
+    m, n, k = 300, 256, 1024
+    x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
+    weight = meta(n, k // 2), meta(n, k // 32)
+    for split_k in (1, 2):
+        plan = Plan(block_m, block_n, 4, stages=4, split_k=split_k, integer=True)
+        launches = nvidia.quant_mm(x, *weight, None, out, False, "even", plan)
+        assert launches[0].kernel.__name__ in compiled(90, launches[0]).asm["ptx"]
+        kernel = compiled(90, launches[1])
+        assert kernel.metadata.shared <= (227 << 10) * block_n // 128
+        ptx = kernel.asm["ptx"]
+        assert re.search(r"wgmma\.mma_async\.\S*\.m64n\d+k32\.s32\.s8\.s8", ptx)
+        order = re.findall(r"\bIGMMA\b|\bWARPGROUP\.DEPBAR\b", kernel.asm["sass"])
+        step = 4 * block_m // min(block_m, 128)
+        assert order[:step] == ["IGMMA"] * step
 
 
 def test_partial_sums_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from math import ceil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
     LARGE_WEIGHT,
     LONG_STEPS,
+    LONGEST_ROW,
+    MOST_TILES,
     NARROW_ROWS,
     STEP_BLOCKS,
     WIDE_TILES,
@@ -26,8 +30,10 @@ from mxfp4_ops.backends.triton.nvidia.plan import (
     wide_plans,
 )
 from mxfp4_ops.backends.triton.plan import LARGEST_SPLIT
+from mxfp4_ops.tuning import lookup
 from mxfp4_ops.tuning.candidates import family
 
+INTEGER = Plan(256, 128, 4, stages=4, integer=True)
 H200, A100 = Target("sm_90", 132), Target("sm_80", 108)
 targets = st.sampled_from([H200, A100, Target("sm_120", 170)])
 rows = st.integers(1, 1 << 17) | st.integers(1, 300)
@@ -131,6 +137,49 @@ def test_plans_that_no_kernel_has(change: dict[str, int]) -> None:
 def test_wide_plans_that_no_kernel_has(change: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="no kernel"):
         Plan(**(asdict(Plan(64, 64, 4, stages=3, wide=True)) | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_warps": 2}, {"block_n": 32}, {"stages": 1}, {"block_m": 512}, {"block_m": 32},
+        {"warps_k": 2}, {"wide": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_integer_plans_that_no_kernel_has(change: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="no kernel"):
+        Plan(**(asdict(INTEGER) | change))
+
+
+@given(m=rows, n=columns, k=depths, target=targets)
+def test_the_integer_kernel(m: int, n: int, k: int, target: Target) -> None:
+    """By a table only; what it does not take the wide one does."""
+    assert not product_plan(m, n, k, target).integer
+    assert INTEGER.for_depth(k).integer == (k <= LONGEST_ROW)
+    assert not INTEGER.for_depth(0).integer
+    assert INTEGER.for_depth(k).blocks_per_split(k) <= STEP_BLOCKS * LONG_STEPS
+    assert INTEGER.as_wide() == Plan(128, 128, 4, stages=4, wide=True)
+    programs, tiles = INTEGER.programs(m, n, 132), INTEGER.tiles(m, n)
+    assert 1 <= programs <= tiles
+    assert ceil(tiles / programs) <= MOST_TILES
+
+
+def test_the_integer_kernel_by_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {key: int(value) for key, value in asdict(INTEGER).items()}
+    entry = {"m": 1024, "plan": plan, "provenance": "a test"}
+    products = [{"n": 8192, "k": 4096, "plans": [entry]}]
+    content = {"architecture": "sm_90", "compute_units": 132, "products": products}
+    (tmp_path / "sm_90.json").write_text(json.dumps(content))
+    monkeypatch.setattr(lookup, "directory", str(tmp_path))
+    lookup.table.cache_clear()
+    try:
+        for m, integer in ((1024, True), (1500, True), (1 << 14, False), (64, False)):
+            assert found_plan(m, 8192, 4096, H200).plan.integer == integer
+        assert not found_plan(1024, 8192, 4096, H200, integer=False).plan.integer
+        assert not found_plan(1024, 4096, 4096, H200).plan.integer
+    finally:
+        lookup.table.cache_clear()
 
 
 @given(k=depths, splits=st.integers(1, 16))

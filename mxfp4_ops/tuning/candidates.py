@@ -184,7 +184,8 @@ def _nvidia_fits(plan: Any, shape: Shape) -> bool:
 
 
 def _nvidia(shape: Shape, target: Target) -> Family:
-    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wide, narrow_plan, wide_plans
+    """Without the integer kernel, whose time depends on the numbers."""
+    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wgmma, narrow_plan, wide_plans
     from ..backends.triton.nvidia.plan import product_plan as nvidia_plan
 
     def neighbours(plan: Plan) -> Iterator[Plan]:
@@ -196,9 +197,9 @@ def _nvidia(shape: Shape, target: Target) -> Family:
             if _nvidia_fits(near, shape):
                 yield near
 
-    starts = [nvidia_plan(*shape, target), found_plan(*shape, target).plan]
+    starts = [nvidia_plan(*shape, target), found_plan(*shape, target, integer=False).plan]
     starts.append(narrow_plan(*shape, target.compute_units))
-    if has_wide(target.arch):
+    if has_wgmma(target.arch):
         starts.extend(wide_plans(*shape, target.compute_units))
     return Family(tuple(starts), neighbours)
 

@@ -24,9 +24,11 @@ from ..gemm import codes_operand, float_operand
 from ..launch import Launch
 from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
+from .integer import mxfp4_gemm_integer
 from .narrow import mxfp4_gemm_narrow
 from .plan import Plan, capability, found_plan
 from .prepare import STEP, prepared
+from .prepare_integer import prepared_integer
 from .wide import mxfp4_gemm_wide
 
 MOST_PARTIAL_SUMS = 1 << 26
@@ -39,9 +41,10 @@ def work(call: Call) -> Work:
     """What the functions below launch for a call."""
     if call.op not in ("quant_mm", "mm"):
         return portable.work(call)
-    found = found_plan(call.m, call.n, call.k, call.target)
-    prepare = "mxfp4_prepare_wide" if found.plan.wide else "mxfp4_prepare"
-    kernels = [prepare, f"mxfp4_gemm_{found.plan.kernel}"]
+    found = found_plan(call.m, call.n, call.k, call.target, integer=not call.shuffled)
+    kernel = found.plan.name
+    prepare = "mxfp4_prepare" if kernel == "narrow" else f"mxfp4_prepare_{kernel}"
+    kernels = [prepare, f"mxfp4_gemm_{kernel}"]
     if found.plan.split_k > 1:
         kernels.append("mxfp4_reduce")
     return Work(tuple(kernels), found.plan, found.origin)
@@ -63,9 +66,11 @@ def _product(
     if 0 in out.shape:
         return []  # and nothing for a descriptor to describe
     on = target(out.device)
-    plan = (plan or found_plan(m, n, k, on).plan).for_depth(k)
+    plan = (plan or found_plan(m, n, k, on, integer=not shuffled).plan).for_depth(k)
     codes = aligned(codes, rows=True)
     code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
+    if shuffled or code_stride < k // 2:  # or rows that overlap
+        plan = plan.as_wide().for_depth(k)
     right = {"codes": codes, "scales": scales, "scale_stride": scales.stride(0)}
     right |= {"code_stride": code_stride // ALIGNMENT, "n": n, "blocks": k // BLOCK}
     # Programmatic launches, and mul.bf16x2.
@@ -105,33 +110,51 @@ def _part(
     per_split = plan.blocks_per_split(k)
     padded_k = plan.split_k * per_split * BLOCK
     options: dict[str, Any] = {"launch_pdl": True} if constants["DEPENDENT"] else {}
-    prepare = prepared(left, constants, options, k, padded_k, out, plan)
-    made = {name: prepare.arguments[name] for name in (*prepare.writes, "padded_m")}
+    if plan.integer:
+        prepare = prepared_integer(left, right, constants, options, k, padded_k, out, plan)
+    else:
+        prepare = prepared(left, constants, options, k, padded_k, out, plan)
+    made = {name: prepare.arguments[name] for name in prepare.writes}
     sums, bias_here, last = split_sums(plan.split_k, bias, out, memory)
     bias_given, bias_absent = bias_arguments(bias_here)
     arguments = left | right | bias_given | made
     arguments |= {"out": sums, "m": m, "blocks_per_split": per_split}
-    constants = constants | bias_absent | {"SHUFFLED": shuffled}
+    constants = constants | bias_absent
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
-    if plan.wide:
-        kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
-        x_lines = arguments.pop("operand").view(-1, STEP)
-        arguments["x_tiles"] = _tiles(x_lines, STEP, plan.block_m, STEP)
+    if plan.specialized:
         row = right["code_stride"] * ALIGNMENT
         if shuffled or k == 0 or row < k // 2:  # rows that overlap
             constants["code_tiles"] = None
         else:
             arguments["code_tiles"] = _tiles(right["codes"], row, plan.block_n, STEP // 2)
+        constants |= {"STAGES": plan.stages}
+        options = options | {"maxnreg": plan.registers}
+    if plan.integer:
+        kernel, tiles = mxfp4_gemm_integer, down * across * plan.split_k
+        grid = (plan.programs(m, n, target(out.device).compute_units), 1, 1)
+        for name in ("low", "high", "top"):
+            arguments[name] = _tiles(made[name], padded_k, plan.block_m, STEP)
+        if sums.element_size() == 2 and n % 8 == 0 and sums.data_ptr() % ALIGNMENT == 0:
+            layout = gl.NVMMASharedLayout(128, 16, rank=2)
+            arguments["out_tiles"] = TensorDescriptor(out, [m, n], [n, 1], [64, 64], layout)
+        else:
+            constants["out_tiles"] = None
+        arguments |= {"tiles": tiles, "padded_n": prepare.arguments["padded_n"]}
+        constants |= {"WORDS": prepare.constants["WORDS"]}
+    elif plan.wide:
+        kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
+        x_lines = arguments.pop("operand").view(-1, STEP)
+        arguments["x_tiles"] = _tiles(x_lines, STEP, plan.block_m, STEP)
+        arguments["padded_m"] = prepare.arguments["padded_m"]
         scales, blocks = right["scales"], right["blocks"]
         words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
-        constants |= {"STAGES": plan.stages, "ALIGNED": words and blocks > 0 and not shuffled}
-        options = options | {"maxnreg": plan.registers}
+        constants |= {"ALIGNED": words and blocks > 0 and not shuffled, "SHUFFLED": shuffled}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)
-        constants["padded_m"] = arguments.pop("padded_m")  # compiled for it
+        constants["padded_m"] = prepare.arguments["padded_m"]  # compiled for it
         constants |= {"STORED": prepare.constants["STORED"], "HAS_MUL": constants["DEPENDENT"]}
-        constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages}
+        constants |= {"SPLITS": plan.warps_k, "AHEAD": plan.stages, "SHUFFLED": shuffled}
     options = options | {"num_warps": plan.num_warps}
     return [prepare, Launch(kernel, grid, arguments, constants, options), *last]
 

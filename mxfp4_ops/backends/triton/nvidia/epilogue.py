@@ -47,15 +47,28 @@ def trouble(
 
 
 @gluon.jit
+def store_sums(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tuple) -> None:
+    """Store wgmma's sums with the bias.
+
+    Results of 2 bytes go through shared memory, so that lanes store neighbours in memory.
+    """
+    _, bias, out, m, n, bias_stride = result
+    sums = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
+    # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
+    if out.dtype.element_ty.primitive_bitwidth < 32:
+        sums = gl.convert_layout(sums, layouts.columns(sums.shape[0]))
+    put(sums, first, top, out, m, n)
+
+
+@gluon.jit
 def store_tile(
     sums: gl.tensor, scale_of_x: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tuple
 ) -> gl.tensor:
-    """Store wgmma's sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
+    """Store sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
 
-    `scale_of_x` has the reference of each row of x. Results of 2 bytes go through shared memory, so
-    that lanes store neighbours in memory.
+    `scale_of_x` has the reference of each row of x.
     """
-    _, bias, out, m, n, bias_stride = result
+    _, _, _, m, n, _ = result
     layout: gl.constexpr = sums.type.layout
     row = first + along(0, sums.shape[0], layout, 2)
     column = top + along(1, sums.shape[1], layout, 2)
@@ -66,11 +79,7 @@ def store_tile(
     sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
     sums *= ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
     is_nan = (row < n) & (column < m) & (sums != sums)
-    sums = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
-    # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
-    if out.dtype.element_ty.primitive_bitwidth < 32:
-        sums = gl.convert_layout(sums, layouts.columns(sums.shape[0]))
-    put(sums, first, top, out, m, n)
+    store_sums(sums, first, top, result)
     return largest(is_nan.to(gl.int32)) * 2
 
 

@@ -42,8 +42,8 @@ def warp_sums(splits: int, down: int) -> gl.constexpr:
 
 
 @constexpr_function
-def float8_sums(columns: int) -> gl.constexpr:
-    """Of wgmma's sums [64 rows of W, rows of x] of 8-bit floats."""
+def group_sums(columns: int) -> gl.constexpr:
+    """Of wgmma's sums [64 rows of W, rows of x] of operands of 8 bits."""
     return gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 32]
     )
@@ -62,6 +62,34 @@ def float8_words() -> gl.constexpr:
         block_bases=[],
         shape=[64, 16],
     )
+
+
+@constexpr_function
+def integer_words() -> gl.constexpr:
+    """Of such words where a lane has the four of a block, in neighbouring registers.
+
+    An instruction uses up one word of each, so that what 4 lanes give it comes from 4 blocks.
+    """
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+
+
+@constexpr_function
+def integer_blocks() -> gl.constexpr:
+    """Of the words' blocks, [64, 4]."""
+    of_words = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]],
+        lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[16, 0, 0], [32, 0, 0]],
+        block_bases=[],
+        shape=[64, 4, 4],
+    )
+    return gl.SliceLayout(2, of_words)
 
 
 @constexpr_function

@@ -11,6 +11,8 @@ In the wide kernel both are floats of 8 bits, 5 of them the exponent. The weight
 what its codes stand for: a code's magnitude, put where the exponent ends and the mantissa starts,
 is that number. A row of x is given 2**(`BELOW` / 2) as its largest block scale; blocks whose scale
 is up to 2**`BELOW` times smaller have numbers that are not subnormal.
+
+In the integer kernel both are integers of 8 bits (`prepare_integer.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,15 @@ SMALLEST, LARGEST = 72, 188
 """Scale bytes of x whose blocks bfloat16 can hold so, with products that float32 can."""
 
 BELOW = 26
+
+PLANE = 4
+"""Powers of two by which block scales may differ in a plane of the integer kernel."""
+
+FAR_PLANES = 8
+"""On either side of the lowest, whose blocks float32 can hold relative to it."""
+
+NO_PLANE = -128
+"""Of what is beyond them, and of NaN."""
 
 REFERENCE = gl.constexpr(127 + BELOW // 2 - 14)
 """The scale byte of a row's largest block with which its 8-bit floats need no scaling."""
@@ -214,4 +225,50 @@ def float8_operand(block: gl.tensor, layout: gl.constexpr) -> gl.tensor:
     )
     both = gl.join(gl.join(t[0], t[1]), gl.join(t[2], t[3]))
     both = gl.reshape(gl.permute(both, [0, 6, 1, 5, 2, 3, 4]), [block.shape[0] * 16, 32])
+    return gl.convert_layout(both, gl.DotOperandLayout(0, layout, 4), assert_trivial=True)
+
+
+def _integers() -> str:
+    """PTX for four words of 8 codes and a shift: two words of 4 integers for each of them.
+
+    They are 0 with a shift of 32 or more.
+
+    PRMT finds four magnitudes in a table of 8 bytes by the codes' low bits, and 0 (the sign of what
+    it finds) where the fourth bit is set: once for what is positive, once, with that bit flipped,
+    for what is negative. 128 in each byte keeps the difference of both from borrowing.
+    """
+    lines = ["{", ".reg .b32 low, high, n, u, v, p, q;"]
+    lines.append("shl.b32 low, 0x03020100, $12; shl.b32 high, 0x0C080604, $12;")
+    for i in range(4):
+        word = f"${8 + i}"
+        lines.append(f"xor.b32 n, {word}, 0x88888888; shr.u32 u, {word}, 16; shr.u32 v, n, 16;")
+        for positive, negative, to in ((word, "n", 2 * i), ("u", "v", 2 * i + 1)):
+            lines += [
+                f"prmt.b32 p, low, high, {positive}; prmt.b32 q, low, high, {negative};",
+                f"add.u32 p, p, 0x80808080; sub.u32 p, p, q; xor.b32 ${to}, p, 0x80808080;",
+            ]
+    return "\n".join([*lines, "}"])
+
+
+INTEGERS = gl.constexpr(_integers())
+
+
+@gluon.jit
+def integer_operand(words: gl.tensor, shift: gl.tensor, layout: gl.constexpr) -> gl.tensor:
+    """Words [64, 16] of codes as integers, wgmma's operand [64, 128], of shifts [64, 4]."""
+    shift = gl.reshape(gl.expand_dims(shift, 2).broadcast_to([64, 4, 4]), [64, 16])
+    shift = gl.convert_layout(shift, words.type.layout, assert_trivial=True)
+    # Of each block t[2 * i + half] has four codes of word i.
+    t = gl.inline_asm_elementwise(
+        INTEGERS,
+        "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r,r,r",
+        [words, shift],
+        dtype=(gl.int8,) * 8,
+        is_pure=False,
+        pack=4,
+    )
+    first = gl.join(gl.join(t[0], t[1]), gl.join(t[2], t[3]))
+    second = gl.join(gl.join(t[4], t[5]), gl.join(t[6], t[7]))
+    both = gl.reshape(gl.join(first, second), [64, 4, 4, 2, 2, 2])
+    both = gl.reshape(gl.permute(both, [0, 5, 4, 3, 1, 2]), [64, 128])
     return gl.convert_layout(both, gl.DotOperandLayout(0, layout, 4), assert_trivial=True)

@@ -18,11 +18,21 @@ STEP_BLOCKS = 4
 """Blocks of 32 along K in a step."""
 
 LONG_STEPS = 64
-"""Of a split of the wide kernel at most.
+"""Of a split of the wide and of the integer kernel at most.
 
-Each block adds a rounding error. 256 of them, of one sign and with scales from 2**-10 to 2**10,
-left sums with one of 1.8e-7 (RMS), and 1.05e-6 in the worst of 2 million.
+Each sum of the wide kernel's blocks, and of a far step's of the integer kernel, adds a rounding
+error. 256 of them, of one sign and with scales from 2**-10 to 2**10, left sums with one of 1.8e-7
+(RMS), and 1.05e-6 in the worst of 2 million. (224 far steps in three planes left more than 1e-6.)
 """
+
+MASK_STEPS = 32
+"""Of which a word of the integer kernel's masks tells."""
+
+MOST_TILES = 64
+"""That a program of the integer kernel takes, one after the other."""
+
+LONGEST_ROW = 32768
+"""Elements of K that the integer kernel takes: a program prepares a whole row."""
 
 NARROW_ROWS = 16
 """Up to so many rows of x the narrow kernel is the faster one where both run."""
@@ -38,8 +48,8 @@ def capability(arch: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def has_wide(arch: str) -> bool:
-    """Whether there is wgmma, which later architectures dropped."""
+def has_wgmma(arch: str) -> bool:
+    """Later architectures dropped it."""
     return capability(arch) == 90
 
 
@@ -49,12 +59,12 @@ class Plan:
 
     Attributes:
         block_m, block_n: a program's rows of x and of W.
-        num_warps: those of the narrow kernel; in the wide one, those for each 64 rows of W, beside
+        num_warps: those of the narrow kernel; in the others, those for each 64 rows of W, beside
             which one copies, or four.
         warps_k: warps that share the steps of a tile, and add their sums at its end.
-        stages: steps under way: of W for a warp of the narrow kernel, of both in the wide one.
+        stages: steps under way: of W for a warp of the narrow kernel, of both in the others.
         split_k: programs that share the steps of a tile and leave their sums to another kernel.
-        wide: which kernel.
+        wide, integer: which kernel; without either the narrow one.
     """
 
     block_m: int
@@ -64,6 +74,7 @@ class Plan:
     stages: int = 1
     split_k: int = 1
     wide: bool = False
+    integer: bool = False
 
     def __post_init__(self) -> None:
         sizes = (self.block_m, self.block_n, self.num_warps, self.warps_k)
@@ -71,13 +82,15 @@ class Plan:
             raise ValueError(f"sizes of {self} must be powers of two")
         if self.split_k < 1 or self.stages < 1:
             raise ValueError(f"there is no kernel for {self}")
-        if self.wide:
+        if self.wide or self.integer:
+            least, most = (64, 256) if self.integer else (16, 128)
             possible = (
                 self.num_warps == 4
                 and self.block_n in (64, 128)
-                and 16 <= self.block_m <= 128
+                and least <= self.block_m <= most
                 and self.warps_k == 1
                 and self.stages >= 2
+                and not (self.wide and self.integer)
             )
         else:
             down = self.num_warps // self.warps_k
@@ -87,28 +100,56 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        return "wide" if self.wide else "narrow"
+        """Plans carry over to other sizes within one; the integer kernel stands in for the wide."""
+        return "wide" if self.specialized else "narrow"
+
+    @property
+    def name(self) -> str:
+        """Of the kernel."""
+        return "integer" if self.integer else self.kernel
+
+    @property
+    def specialized(self) -> bool:
+        """Whether warps have different tasks."""
+        return self.wide or self.integer
 
     @property
     def registers(self) -> int:
-        """Of a thread of the wide kernel at its start, before some give most to the others."""
+        """Of a thread at its start, before those that copy give most of theirs to the others."""
         return {64: 128, 128: 168}[self.block_n]  # two programs a unit, or one
 
     def for_depth(self, k: int) -> Plan:
-        """With so many splits that none is too long."""
-        if not self.wide:
+        """With so many splits that none is too long, and of a kernel that takes rows so long."""
+        if self.integer and not 0 < k <= LONGEST_ROW:
+            return self.as_wide().for_depth(k)
+        if not self.specialized:
             return self
         return replace(
             self, split_k=max(self.split_k, ceil(k / (BLOCK * STEP_BLOCKS * LONG_STEPS)))
         )
 
+    def as_wide(self) -> Plan:
+        """For what the integer kernel does not take."""
+        if not self.integer:
+            return self
+        return replace(self, block_m=min(self.block_m, 128), wide=True, integer=False)
+
     def tiles(self, m: int, n: int) -> int:
         return ceil(m / self.block_m) * ceil(n / self.block_n)
 
+    def programs(self, m: int, n: int, units: int) -> int:
+        """Of the integer kernel."""
+        tiles = self.tiles(m, n) * self.split_k
+        return min(tiles, max(units * 128 // self.block_n, ceil(tiles / MOST_TILES)))
+
     def blocks_per_split(self, k: int) -> int:
         """Whole rounds of the loop over K."""
-        rounds = STEP_BLOCKS * (1 if self.wide else self.warps_k * self.stages)
+        rounds = STEP_BLOCKS * (1 if self.specialized else self.warps_k * self.stages)
         return max(1, ceil(k / (BLOCK * rounds * self.split_k))) * rounds
+
+    def mask_words(self, k: int) -> int:
+        """Of the integer kernel, for a split."""
+        return ceil(self.blocks_per_split(k) / (STEP_BLOCKS * MASK_STEPS))
 
 
 def _split(plan: Plan, m: int, n: int, k: int, programs: int) -> Plan:
@@ -197,16 +238,19 @@ def wide_plans(m: int, n: int, k: int, units: int) -> tuple[Plan, ...]:
 
 def product_plan(m: int, n: int, k: int, target: Target) -> Plan:
     most = 0 if n * k >= LARGE_WEIGHT else NARROW_ROWS
-    if has_wide(target.arch) and m > most:
+    if has_wgmma(target.arch) and m > most:
         return wide_plans(m, n, k, target.compute_units)[0]
     return narrow_plan(m, n, k, target.compute_units)
 
 
-def found_plan(m: int, n: int, k: int, target: Target) -> Found[Plan]:
-    """From the table or by rule."""
+def found_plan(m: int, n: int, k: int, target: Target, integer: bool = True) -> Found[Plan]:
+    """From the table or by rule; without `integer` of no plan for that kernel."""
     found = lookup.find(
         target, m, n, k, Plan,
         rule=product_plan(m, n, k, target),
-        can_run=lambda plan: not plan.wide or has_wide(target.arch),
+        can_run=lambda plan: (
+            not plan.specialized
+            or (has_wgmma(target.arch) and (integer or not plan.integer))
+        ),
     )  # fmt: skip
     return replace(found, plan=found.plan.for_depth(k))

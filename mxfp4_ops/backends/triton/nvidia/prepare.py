@@ -125,12 +125,12 @@ def mxfp4_prepare(
     tl.store(operand + offset, tl.reshape(value, [BLOCKS * BLOCK]), mask=column < padded_k)
 
 
-def _float8(unpack: str) -> str:
-    """PTX for 4 numbers of 16 bits, with 4 float32 factors and 4 float16 scales: 8-bit floats.
+def _of_halves(unpack: str, scaled: str, byte: str) -> str:
+    """PTX for 4 numbers of 16 bits, with 4 float32 factors and 4 float16 scales: a word of 4 bytes.
 
     The factor makes a number one of E2M1's, to which it is rounded: added to 768 times the power of
-    two below it, and to at least 768, float16 has just those. Of its product with the scale, the
-    upper byte is the 8-bit float.
+    two below it, and to at least 768, float16 has just those. `scaled` is what becomes of that and
+    the scale, and `byte` which byte of it is the result.
     """
     lines = ["{", ".reg .b32 a, b, e, s, h0, h1;"]
     for i, h in enumerate(("h0", "h1")):
@@ -142,15 +142,40 @@ def _float8(unpack: str) -> str:
             f"add.rn.f16x2 {h}, {h}, e; sub.rn.f16x2 {h}, {h}, e;",
             f"mov.b32 s, 0x46004600; min.f16x2 {h}, {h}, s;",
             f"mov.b32 s, 0xC600C600; max.f16x2 {h}, {h}, s;",
-            f"prmt.b32 s, ${7 + 2 * i}, ${8 + 2 * i}, 0x5410; mul.rn.f16x2 {h}, {h}, s;",
+            f"prmt.b32 s, ${7 + 2 * i}, ${8 + 2 * i}, 0x5410; {scaled.format(h)}",
         ]
-    return "\n".join([*lines, "prmt.b32 $0, h0, h1, 0x7531;", "}"])
+    return "\n".join([*lines, f"prmt.b32 $0, h0, h1, {byte};", "}"])
 
 
-OF_BFLOAT16 = tl.constexpr(_float8("shl.b32 a, {0}, 16; and.b32 b, {0}, 0xFFFF0000;"))
-OF_FLOAT16 = tl.constexpr(
-    _float8("{{ .reg .b16 l, u; mov.b32 {{l, u}}, {0}; cvt.f32.f16 a, l; cvt.f32.f16 b, u; }}")
-)
+_OF_BFLOAT16 = "shl.b32 a, {0}, 16; and.b32 b, {0}, 0xFFFF0000;"
+_OF_FLOAT16 = "{{ .reg .b16 l, u; mov.b32 {{l, u}}, {0}; cvt.f32.f16 a, l; cvt.f32.f16 b, u; }}"
+# The upper byte of a float16 is an 8-bit float; 1536 and an integer have that in the lower byte.
+_FLOAT8 = "mul.rn.f16x2 {0}, {0}, s;", "0x7531"
+_INTEGER = "mov.b32 e, 0x66006600; fma.rn.f16x2 {0}, {0}, s, e;", "0x6420"
+FLOAT8_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, *_FLOAT8))
+FLOAT8_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, *_FLOAT8))
+INTEGER_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, *_INTEGER))
+INTEGER_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, *_INTEGER))
+
+
+@triton.jit
+def of_halves(x: tl.tensor, byte: tl.tensor, scale: tl.tensor, INTEGER: tl.constexpr) -> tl.tensor:
+    """Numbers of 16 bits in blocks with a scale byte, as E2M1 has them, times a float16 (bits).
+
+    They become 8-bit floats, or integers.
+    """
+    factor = tl.where(byte < 254, (254 - byte) << 23, 0x400000).to(tl.float32, bitcast=True)
+    of_bfloat16: tl.constexpr = x.dtype == tl.bfloat16
+    return tl.inline_asm_elementwise(
+        (INTEGER_OF_BFLOAT16 if of_bfloat16 else INTEGER_OF_FLOAT16)
+        if INTEGER
+        else (FLOAT8_OF_BFLOAT16 if of_bfloat16 else FLOAT8_OF_FLOAT16),
+        "=r,r,r,r,r,r,r,r,r,r,r",
+        [x, factor.broadcast_to(x.shape), scale.broadcast_to(x.shape)],
+        dtype=tl.int8,
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit
@@ -164,17 +189,8 @@ def float8(
     exponent = byte - largest + BELOW // 2  # of the scale
     holds = (exponent >= -(BELOW // 2)) & (byte != NAN_SCALE)
     if QUANTIZE and x.dtype != tl.float32:
-        factor = tl.where(byte < 254, (254 - byte) << 23, 0x400000).to(tl.float32, bitcast=True)
         scale = tl.where(holds, (exponent + 15) << 10, 0x7E00)
-        scale = tl.where(some, scale, 0)
-        value = tl.inline_asm_elementwise(
-            OF_BFLOAT16 if x.dtype == tl.bfloat16 else OF_FLOAT16,
-            "=r,r,r,r,r,r,r,r,r,r,r",
-            [x, factor.broadcast_to(x.shape), scale.broadcast_to(x.shape)],
-            dtype=tl.int8,
-            is_pure=True,
-            pack=4,
-        )
+        value = of_halves(x, byte, tl.where(some, scale, 0), INTEGER=False)
     else:
         codes = e2m1_codes(float32_bits(x), byte) if QUANTIZE else x
         magnitude = codes & 7

@@ -197,7 +197,7 @@ def multiply(
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_M: gl.constexpr = tiles.shape[1] // 4
     ROW: gl.constexpr = INDEX * GROUP
-    layout: gl.constexpr = layouts.float8_sums(BLOCK_M)
+    layout: gl.constexpr = layouts.group_sums(BLOCK_M)
     word_layout: gl.constexpr = layouts.float8_words()
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
     # Of few rows of x there are registers for the sums of all blocks. Of more, the compiler lets
