@@ -104,8 +104,10 @@ def bandwidth() -> float:
 
 
 def random_weight(n: int, k: int) -> tuple[Tensor, Tensor]:
-    codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
-    return codes, torch.randint(118, 128, (n, k // 32), dtype=torch.uint8, device="cuda")
+    """Quantised from normal numbers, as trained weights roughly are."""
+    import mxfp4_ops
+
+    return mxfp4_ops.quantize(torch.randn(n, k, dtype=torch.bfloat16, device="cuda"))
 
 
 def measure(name: str, x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> GpuRow:
