@@ -240,6 +240,21 @@ def test_outliers(plan: Plan, of_x: int, of_w: int) -> None:
 
 
 @every_plan
+def test_the_largest_sums(plan: Plan) -> None:
+    """Of integers that are to be shifted by a plane, and are too large for that."""
+    m, n, k = 20, 40, 8192
+    codes = torch.full((m + n, k // 2), 0x77, dtype=torch.uint8)
+    scales = torch.full((m + n, k // 32), 127, dtype=torch.uint8)
+    scales[:m, 0] = 120  # the others are of the second plane, and shifted furthest
+    scales[m:, 0] = 124
+    weight = Weight.of(codes[m:], scales[m:])
+    product = run_mm((codes[:m], scales[:m]), weight.on("cuda"), plan)
+    Product.of(oracle.decode(codes[:m], scales[:m]), weight.values).check(product)
+    x = oracle.decode(codes[:m], scales[:m]).float()
+    expected(x, weight).check(run(x, weight.on("cuda"), plan, out_dtype=torch.bfloat16))
+
+
+@every_plan
 def test_rows_longer_than_a_program_holds(plan: Plan) -> None:
     x, weight = activation(18, 33024, dtype=torch.bfloat16), random_weight(20, 33024)
     expected(x, weight).check(run(x, weight.on("cuda"), plan))

@@ -374,7 +374,8 @@ def add_far_steps(
     begin, end = span
     STAGES: gl.constexpr = x_tiles.shape[0]
     BLOCK_M: gl.constexpr = x_tiles.shape[1]
-    # Local memory is slow where so little is left of the first cache: no register may lie there.
+    # Of more columns more registers would be spilled, which takes long: shared memory leaves next
+    # to nothing of the first cache.
     COLUMNS: gl.constexpr = 32 if BLOCK_M > 128 else 64
     layout: gl.constexpr = layouts.group_sums(COLUMNS)
     base = gl.convert_layout(base, gl.SliceLayout(1, layout), assert_trivial=True)
@@ -517,7 +518,11 @@ def multiply(
         done += far
         note(flags, tile // gl.num_programs(0) * (BLOCK_N // GROUP) + INDEX, found)
     if out_tiles is not None:
-        tma.store_wait(0)
+        # For all that was stored, not only read as by `tma.store_wait`: a tile may be stored again.
+        zero = gl.full([1], 0, gl.int32, layout=one_layout)
+        gl.inline_asm_elementwise(
+            "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [zero], gl.int32, False, 1
+        )
 
 
 @gluon.jit
