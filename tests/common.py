@@ -79,6 +79,15 @@ every_path = _parametrize(PATHS)
 # For what does not depend on the instruction set: the fastest one.
 every_backend = _parametrize({(p.backend, p.device): p for p in PATHS}.values())
 every_cpu_path = _parametrize(CPU_PATHS)
+# Those on which Triton's kernels run, for what calls these by themselves.
+TRITON_DEVICES = [p.device for p in PATHS if p.backend == "triton"]
+every_triton_device = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(d, id=f"triton-{d}", marks=[pytest.mark.gpu] if d == "cuda" else [])
+        for d in TRITON_DEVICES
+    ],
+)
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_mode = pytest.mark.parametrize("mode", MODES)

@@ -8,29 +8,27 @@ from __future__ import annotations
 import oracle
 import pytest
 import torch
-from common import PATHS, every_dtype, every_mode, generator, outliers
+from common import (
+    TRITON_DEVICES,
+    every_dtype,
+    every_mode,
+    every_triton_device,
+    generator,
+    outliers,
+)
 from torch import Tensor
 
 from mxfp4_ops.formats import quantize_reference
 
-DEVICES = [p.device for p in PATHS if p.backend == "triton"]
-if not DEVICES:
+if not TRITON_DEVICES:
     pytest.skip("Triton has no GPU here and does not interpret", allow_module_level=True)
 
-from mxfp4_ops.backends.triton.gemm import float_operand  # noqa: E402
-from mxfp4_ops.backends.triton.nvidia.plan import Plan  # noqa: E402
-from mxfp4_ops.backends.triton.nvidia.prepare_integer import prepared_integer  # noqa: E402
-
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(d, id=f"triton-{d}", marks=[pytest.mark.gpu] if d == "cuda" else [])
-        for d in DEVICES
-    ],
-)
+from mxfp4_ops.backends.triton.gemm import float_operand
+from mxfp4_ops.backends.triton.nvidia.plan import Plan
+from mxfp4_ops.backends.triton.nvidia.prepare_integer import prepared_integer
 
 
-@every_device
+@every_triton_device
 @every_mode
 @every_dtype
 @pytest.mark.parametrize("split_k", [1, 3])

@@ -14,13 +14,14 @@ import torch
 from blocks import special_blocks
 from common import (
     DTYPES,
-    PATHS,
+    TRITON_DEVICES,
     Product,
     Weight,
     activation,
     assert_same_bits,
     every_dtype,
     every_mode,
+    every_triton_device,
     generator,
     plain_and_shuffled,
     quantized_values,
@@ -39,22 +40,13 @@ from mxfp4_ops.backends.triton.plan import (
 )
 from mxfp4_ops.formats import quantize_reference
 
-DEVICES = [p.device for p in PATHS if p.backend == "triton"]
-if not DEVICES:
+if not TRITON_DEVICES:
     pytest.skip("Triton has no GPU here and does not interpret", allow_module_level=True)
 
-from mxfp4_ops.backends.triton import gemm, portable  # noqa: E402
-from mxfp4_ops.backends.triton.dequantize import dequantize  # noqa: E402
-from mxfp4_ops.backends.triton.quantize import quantize  # noqa: E402
-from mxfp4_ops.backends.triton.reduce import reduce  # noqa: E402
-
-every_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(d, id=f"triton-{d}", marks=[pytest.mark.gpu] if d == "cuda" else [])
-        for d in DEVICES
-    ],
-)
+from mxfp4_ops.backends.triton import gemm, portable
+from mxfp4_ops.backends.triton.dequantize import dequantize
+from mxfp4_ops.backends.triton.quantize import quantize
+from mxfp4_ops.backends.triton.reduce import reduce
 
 GUARD = 4096
 """Bytes on either side of a buffer."""
@@ -98,7 +90,7 @@ def quantized(x: Tensor, mode: str, plan: RowsPlan, codes: bool, scales: bool) -
     return outputs
 
 
-@every_device
+@every_triton_device
 @pytest.mark.parametrize(("m", "k"), [(1, 32), (5, 96), (37, 288), (300, 64)])
 @pytest.mark.parametrize("codes", [False, True], ids=["plain-codes", "shuffled-codes"])
 @pytest.mark.parametrize("scales", [False, True], ids=["plain-scales", "shuffled-scales"])
@@ -115,7 +107,7 @@ def test_quantize_writes_each_layout(
         assert_same_bits(actual[1], (shuffled if scales else plain)[1])
 
 
-@every_device
+@every_triton_device
 @every_dtype
 @every_mode
 def test_quantize_special_blocks_with_gpu_tiles(device: str, dtype: torch.dtype, mode: str) -> None:
@@ -130,7 +122,7 @@ def test_quantize_special_blocks_with_gpu_tiles(device: str, dtype: torch.dtype,
             assert_same_bits(actual[1], expected[1])
 
 
-@every_device
+@every_triton_device
 @every_dtype
 @pytest.mark.parametrize(("m", "k"), [(1, 32), (7, 96), (33, 288)])
 def test_dequantize_with_gpu_tiles(device: str, dtype: torch.dtype, m: int, k: int) -> None:
@@ -191,7 +183,7 @@ class Operands:
         return out
 
 
-@every_device
+@every_triton_device
 @plain_and_shuffled
 @every_plan
 @pytest.mark.parametrize(("m", "n", "k"), [(3, 31, 96), (37, 70, 288)])
@@ -204,7 +196,7 @@ def test_plans(device: str, plan: ProductPlan, m: int, n: int, k: int, shuffled:
     assert_same_bits(fused, apart)
 
 
-@every_device
+@every_triton_device
 @every_dtype
 def test_plans_of_every_dtype(device: str, dtype: torch.dtype) -> None:
     operands = Operands(device, 20, 40, 160, False, dtype)
@@ -212,7 +204,7 @@ def test_plans_of_every_dtype(device: str, dtype: torch.dtype) -> None:
         operands.expected.check(operands.fused(plan))
 
 
-@every_device
+@every_triton_device
 @plain_and_shuffled
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 2880), (33, 31, 1440), (17, 300, 512)])
 @pytest.mark.parametrize("units", [4, 132])
@@ -225,7 +217,7 @@ def test_plans_that_gpus_get(
     operands.expected.check(operands.apart(plan))
 
 
-@every_device
+@every_triton_device
 @every_plan
 def test_the_same_bits_again(device: str, plan: ProductPlan) -> None:
     operands = Operands(device, 20, 70, 288, False, torch.float32)
@@ -234,7 +226,7 @@ def test_the_same_bits_again(device: str, plan: ProductPlan) -> None:
         assert_same_bits(operands.fused(plan), first)
 
 
-@every_device
+@every_triton_device
 @plain_and_shuffled
 @every_plan
 def test_nan_reaches_its_row_and_column_through_every_split(
@@ -253,7 +245,7 @@ def test_nan_reaches_its_row_and_column_through_every_split(
         assert y[:, [5, 39]].isnan().all()
 
 
-@every_device
+@every_triton_device
 @pytest.mark.parametrize("layout_of_x", ["transposed", "step", "expanded"])
 @every_plan
 def test_strides_of_x(device: str, plan: ProductPlan, layout_of_x: str) -> None:
@@ -277,7 +269,7 @@ def _sum_in_order(partials: Tensor, bias: Tensor | None) -> Tensor:
     return total if bias is None else total + bias.float()
 
 
-@every_device
+@every_triton_device
 @pytest.mark.parametrize("bias_dtype", [None, *DTYPES], ids=str)
 @every_dtype
 @pytest.mark.parametrize(("splits", "m", "n"), [(1, 1, 1), (2, 3, 31), (5, 40, 96), (16, 1, 2112)])
@@ -306,7 +298,7 @@ def test_reduce_adds_in_order(
     assert_same_bits(out.cpu()[~nan], expected[~nan])
 
 
-@every_device
+@every_triton_device
 def test_launches_of_an_operator(device: str) -> None:
     """Few rows take one launch, many a pass that quantises, and split-K one more."""
     weight = random_weight(40, 1024).on(device)

@@ -69,12 +69,15 @@ def _product(
     plan = (plan or found_plan(m, n, k, on, integer=not shuffled).plan).for_depth(k)
     codes = aligned(codes, rows=True)
     code_stride = codes.stride(0) if len(codes) > 1 else codes.shape[1]
-    if shuffled or code_stride < k // 2:  # or rows that overlap
-        plan = plan.as_wide().for_depth(k)
     right = {"codes": codes, "scales": scales, "scale_stride": scales.stride(0)}
     right |= {"code_stride": code_stride // ALIGNMENT, "n": n, "blocks": k // BLOCK}
     # Programmatic launches, and mul.bf16x2.
     constants = constants | {"DEPENDENT": capability(on.arch) >= 90}
+    tiled = 0 < k <= 2 * code_stride and not shuffled  # and so no rows that overlap
+    if not tiled:
+        plan = plan.as_wide().for_depth(k)
+    if plan.specialized:
+        right["code_tiles"] = _tiles(codes, code_stride, plan.block_n, STEP // 2) if tiled else None
     most = MOST_PARTIAL_SUMS // (plan.split_k * n) // plan.block_m * plan.block_m
     rows = max(most, plan.block_m)
     if plan.split_k == 1 or m <= rows:
@@ -123,11 +126,6 @@ def _part(
     constants |= {"BLOCK_N": plan.block_n, "BLOCK_M": plan.block_m}
     down, across = ceil(n / plan.block_n), ceil(m / plan.block_m)
     if plan.specialized:
-        row = right["code_stride"] * ALIGNMENT
-        if shuffled or k == 0 or row < k // 2:  # rows that overlap
-            constants["code_tiles"] = None
-        else:
-            arguments["code_tiles"] = _tiles(right["codes"], row, plan.block_n, STEP // 2)
         constants |= {"STAGES": plan.stages}
         options = options | {"maxnreg": plan.registers}
     if plan.integer:
