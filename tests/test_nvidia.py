@@ -96,13 +96,21 @@ def expected(x: Tensor, weight: Weight, shuffled: bool = False) -> Product:
 @every_plan
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(1, 16, 32), (3, 31, 96), (17, 70, 288), (37, 300, 1056), (130, 129, 2880), (16, 2112, 7168)],
-)
+    [
+        (1, 16, 32), (3, 31, 96), (17, 70, 288), (37, 300, 1056), (130, 129, 2880),
+        (16, 2112, 7168), (600, 136, 320),
+    ],
+)  # fmt: skip
 def test_plans(plan: Plan, m: int, n: int, k: int, shuffled: bool) -> None:
     """Tiles, steps and splits that do not divide the sizes."""
     x, weight = activation(m, k, dtype=torch.bfloat16), random_weight(n, k)
     y = run(x, weight.on("cuda", shuffled), plan, shuffled)
     expected(x, weight, shuffled).check(y)
+    if plan.integer:
+        x = torch.randn(m, k, generator=generator(1)).bfloat16()
+        weight = Weight.of(*quantize_reference(torch.randn(n, k, generator=generator(2))))
+        y = run(x, weight.on("cuda", shuffled), plan, shuffled)
+        expected(x, weight, shuffled).check(y)
 
 
 @plain_and_shuffled
@@ -227,31 +235,33 @@ def test_what_the_wide_kernel_multiplies(dtype: torch.dtype, mode: str) -> None:
 
 
 @every_plan
-@pytest.mark.parametrize("of_x", [0, 9, 90])
-@pytest.mark.parametrize("of_w", [0, 15, 150])
+@pytest.mark.parametrize("of_x", [0, 1, 200])
+@pytest.mark.parametrize("of_w", [0, 1, 200])
 def test_outliers(plan: Plan, of_x: int, of_w: int) -> None:
-    """Steps that are multiplied as integers and steps that are not, on either side."""
-    m, n, k = 150, 140, 9248
+    """In no row, in one of them or in most, on either side: tiles of integers and of floats."""
+    m, n, k = 390, 270, 9248
     x, w = (torch.randn(rows, k, generator=generator(rows)) for rows in (m, n))
-    x = outliers(x, of_x) if of_x else x
-    w = outliers(w, of_w) if of_w else w
+    for t, rows in ((x, of_x), (w, of_w)):
+        if rows:
+            t[17 : 17 + rows] = outliers(t[17 : 17 + rows].contiguous(), 9)
     weight = Weight.of(*quantize_reference(w))
-    expected(x, weight).check(run(x, weight.on("cuda"), plan, out_dtype=torch.float32))
+    bias = torch.randn(n, generator=generator(1))
+    for out_dtype in (torch.float32, torch.bfloat16):
+        y = run(x, weight.on("cuda"), plan, bias=bias, out_dtype=out_dtype)
+        Product.of(quantized_values(x), weight.values, bias).check(y)
 
 
 @every_plan
-def test_the_largest_sums(plan: Plan) -> None:
-    """Of integers that are to be shifted by a plane, and are too large for that."""
-    m, n, k = 20, 40, 8192
+@pytest.mark.parametrize("size", [2.0**-100, 1.0, 2.0**60])
+def test_the_largest_sums(plan: Plan, size: float) -> None:
+    """Of integers: all of one sign, and at the upper end of what 8 bits hold."""
+    m, n, k = 20, 40, 28672
     codes = torch.full((m + n, k // 2), 0x77, dtype=torch.uint8)
     scales = torch.full((m + n, k // 32), 127, dtype=torch.uint8)
-    scales[:m, 0] = 120  # the others are of the second plane, and shifted furthest
-    scales[m:, 0] = 124
+    scales[:, 0] = 124
     weight = Weight.of(codes[m:], scales[m:])
-    product = run_mm((codes[:m], scales[:m]), weight.on("cuda"), plan)
-    Product.of(oracle.decode(codes[:m], scales[:m]), weight.values).check(product)
-    x = oracle.decode(codes[:m], scales[:m]).float()
-    expected(x, weight).check(run(x, weight.on("cuda"), plan, out_dtype=torch.bfloat16))
+    x = size * oracle.decode(codes[:m], scales[:m]).float()
+    expected(x, weight).check(run(x, weight.on("cuda"), plan))
 
 
 @every_plan

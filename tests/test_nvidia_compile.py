@@ -19,9 +19,10 @@ from mxfp4_ops.backends.devices import Target  # noqa: E402
 from mxfp4_ops.backends.triton import nvidia  # noqa: E402
 from mxfp4_ops.backends.triton.launch import Launch  # noqa: E402
 from mxfp4_ops.backends.triton.nvidia.plan import (  # noqa: E402
+    INTEGER_TILES,
     WIDE_TILES,
     Plan,
-    WideTile,
+    Tile,
 )
 from mxfp4_ops.layout import shuffled_shapes  # noqa: E402
 
@@ -107,7 +108,7 @@ def test_products_use_the_matrix_units(
 
 
 @pytest.mark.parametrize("tile", WIDE_TILES, ids=str)
-def test_wide_tiles_fit(monkeypatch: pytest.MonkeyPatch, tile: WideTile) -> None:
+def test_wide_tiles_fit(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
     """Into shared memory, two of the smaller ones, with sums of a split and with results."""
     monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
     m, n, k = 256, 256, 1024
@@ -121,27 +122,27 @@ def test_wide_tiles_fit(monkeypatch: pytest.MonkeyPatch, tile: WideTile) -> None
         assert f".maxnreg {tile.plan(1).registers}" in ptx
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(256, 128), (128, 128), (64, 64)])
-def test_integer_tiles(monkeypatch: pytest.MonkeyPatch, block_m: int, block_n: int) -> None:
+@pytest.mark.parametrize("tile", INTEGER_TILES, ids=str)
+def test_integer_tiles(monkeypatch: pytest.MonkeyPatch, tile: Tile) -> None:
     """They fit into shared memory, and nothing is waited for between instructions of a step.
 
     That is what ptxas makes of wgmma where it has too few registers anywhere in the kernel.
     """
     monkeypatch.setattr(nvidia, "target", lambda device: Target("sm_90", 132))
-    m, n, k = 300, 256, 1024
-    x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
-    weight = meta(n, k // 2), meta(n, k // 32)
-    for split_k in (1, 2):
-        plan = Plan(block_m, block_n, 4, stages=4, split_k=split_k, integer=True)
-        launches = nvidia.quant_mm(x, *weight, None, out, False, "even", plan)
+    n = 256
+    for m, k, split_k in ((300, 1024, 1), (100, 1024, 2), (300, 16384, 1)):
+        x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
+        weight = meta(n, k // 2), meta(n, k // 32)
+        launches = nvidia.quant_mm(x, *weight, None, out, False, "even", tile.plan(split_k))
         assert launches[0].kernel.__name__ in compiled(90, launches[0]).asm["ptx"]
         kernel = compiled(90, launches[1])
-        assert kernel.metadata.shared <= (227 << 10) * block_n // 128
+        assert kernel.metadata.shared <= (227 << 10) * tile.block_n // 128
         ptx = kernel.asm["ptx"]
         assert re.search(r"wgmma\.mma_async\.\S*\.m64n\d+k32\.s32\.s8\.s8", ptx)
         order = re.findall(r"\bIGMMA\b|\bWARPGROUP\.DEPBAR\b", kernel.asm["sass"])
-        step = 4 * block_m // min(block_m, 128)
-        assert order[:step] == ["IGMMA"] * step
+        runs = re.findall("I+", "".join(word[0] for word in order))
+        assert runs
+        assert {len(run) for run in runs} == {4 * tile.block_m // min(tile.block_m, 128)}
 
 
 def test_partial_sums_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,8 @@ def test_partial_sums_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     m, n, k = 20001, 8192, 28672
     x, out = (meta(m, size, dtype=torch.bfloat16) for size in (k, n))
     bias = meta(n, dtype=torch.bfloat16)
-    launches = nvidia.quant_mm(x, meta(n, k // 2), meta(n, k // 32), bias, out, False, "even")
+    plan = Plan(128, 64, 4, stages=4, split_k=4, wide=True)
+    launches = nvidia.quant_mm(x, meta(n, k // 2), meta(n, k // 32), bias, out, False, "even", plan)
     parts = [launches[i : i + 3] for i in range(0, len(launches), 3)]
     rows = 0
     for prepare, product, reduce in parts:

@@ -15,6 +15,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.nvidia.plan import (
+    INTEGER_ROWS,
+    INTEGER_TILES,
     LARGE_WEIGHT,
     LONG_STEPS,
     LONGEST_ROW,
@@ -27,7 +29,7 @@ from mxfp4_ops.backends.triton.nvidia.plan import (
     found_plan,
     narrow_plan,
     product_plan,
-    wide_plans,
+    tile_plans,
 )
 from mxfp4_ops.backends.triton.plan import LARGEST_SPLIT
 from mxfp4_ops.tuning import lookup
@@ -41,11 +43,12 @@ columns = st.integers(1, 1 << 18) | st.integers(1, 300)
 depths = st.integers(1, 4096).map(lambda blocks: 32 * blocks)
 
 
-@given(m=rows, n=columns, k=depths, target=targets)
-def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
-    plan = product_plan(m, n, k, target)
+@given(m=rows, n=columns, k=depths, target=targets, integer=st.booleans())
+def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target, integer: bool) -> None:
+    plan = product_plan(m, n, k, target, integer)
+    assert integer or not plan.integer
     each = plan.blocks_per_split(k)
-    assert each % (STEP_BLOCKS * (1 if plan.wide else plan.warps_k * plan.stages)) == 0
+    assert each % (STEP_BLOCKS * (1 if plan.specialized else plan.warps_k * plan.stages)) == 0
     assert each * plan.split_k >= k // 32
     assert each * (plan.split_k - 1) < k // 32, "the last one has nothing to do"
     assert plan.split_k <= LARGEST_SPLIT
@@ -56,12 +59,16 @@ def test_splits_share_all_of_k(m: int, n: int, k: int, target: Target) -> None:
 def test_tiles_and_warps(m: int, n: int, k: int, target: Target) -> None:
     plan = product_plan(m, n, k, target)
     few = 0 if n * k >= LARGE_WEIGHT else NARROW_ROWS
-    assert plan.wide == (target == H200 and m > few)
-    assert plan.block_m <= max(8, 2 * m - 1) or plan.wide
+    assert plan.specialized == (target == H200 and m > few)
+    assert not plan.integer or m > INTEGER_ROWS
+    assert plan.block_m <= max(8, 2 * m - 1) or plan.specialized
     assert plan.num_warps <= 16
-    # A warp's sums, and a step's beside them, are at most half of a thread's registers.
+    # Sums, and beside them those of a step if they are floats, are at most half of the registers.
     down = plan.num_warps // plan.warps_k
-    assert plan.block_m * (64 if plan.wide else plan.block_n) <= 2048 * down
+    assert (
+        plan.block_m * (64 if plan.specialized else plan.block_n)
+        <= (4096 if plan.integer else 2048) * down
+    )
     # No warp is without a step, where K has so many.
     assert plan.warps_k <= max(1, k // 128)
 
@@ -72,15 +79,17 @@ def test_split_k_only_where_tiles_are_few(n: int, k: int) -> None:
     assert plan.split_k == 1 or plan.tiles(16, n) * plan.split_k <= H200.compute_units
 
 
-@given(m=rows, n=columns, k=depths)
-def test_wide_plans(m: int, n: int, k: int) -> None:
+@given(m=rows, n=columns, k=depths, integer=st.booleans())
+def test_tile_plans(m: int, n: int, k: int, integer: bool) -> None:
     """Of each tile the best splits, and the best tile first."""
     units = H200.compute_units
     some = [tile for tile in WIDE_TILES if 2 * tile.block_m >= min(m, 128)]
-    tiles = {(tile.block_m, tile.block_n, tile.stages): tile for tile in some}
+    if integer and m > INTEGER_ROWS and k <= LONGEST_ROW:
+        some += INTEGER_TILES
+    tiles = {(tile.integer, tile.block_m, tile.block_n, tile.stages): tile for tile in some}
     times = []
-    for plan in wide_plans(m, n, k, units):
-        tile = tiles.pop((plan.block_m, plan.block_n, plan.stages))
+    for plan in tile_plans(m, n, k, units, integer):
+        tile = tiles.pop((plan.integer, plan.block_m, plan.block_n, plan.stages))
         times.append(tile.time(plan.split_k, m, n, k, units))
         one = tile.plan(1).for_depth(k).split_k
         assert times[-1] <= tile.time(one, m, n, k, units)
@@ -102,11 +111,16 @@ def test_wide_plans(m: int, n: int, k: int) -> None:
         ((128, 14336, 4096), Plan(128, 64, 4, stages=4, wide=True)),
         ((1024, 2112, 7168), Plan(128, 64, 4, stages=4, wide=True)),
         ((1024, 8192, 8192), Plan(128, 64, 4, stages=4, wide=True)),
+        ((256, 2112, 7168), Plan(128, 64, 4, stages=4, split_k=4, integer=True)),
+        ((256, 8192, 8192), Plan(128, 128, 4, stages=5, integer=True)),
+        ((512, 8192, 28672), Plan(256, 128, 4, stages=4, integer=True)),
+        ((1024, 2112, 7168), Plan(128, 64, 4, stages=4, integer=True)),
+        ((4096, 4096, 512), Plan(256, 128, 4, stages=4, integer=True)),
     ],
     ids=str,
 )
-def test_wide_plans_that_were_the_fastest_measured(size: tuple[int, int, int], plan: Plan) -> None:
-    assert wide_plans(*size, H200.compute_units)[0] == plan
+def test_plans_that_were_the_fastest_measured(size: tuple[int, int, int], plan: Plan) -> None:
+    assert tile_plans(*size, H200.compute_units, plan.integer)[0] == plan
 
 
 def test_nothing_to_multiply() -> None:
@@ -152,13 +166,11 @@ def test_integer_plans_that_no_kernel_has(change: dict[str, int]) -> None:
         Plan(**(asdict(INTEGER) | change))
 
 
-@given(m=rows, n=columns, k=depths, target=targets)
-def test_the_integer_kernel(m: int, n: int, k: int, target: Target) -> None:
-    """By a table only; what it does not take the wide one does."""
-    assert not product_plan(m, n, k, target).integer
+@given(m=rows, n=columns, k=depths)
+def test_the_integer_kernel(m: int, n: int, k: int) -> None:
+    """What it does not take the wide one does."""
     assert INTEGER.for_depth(k).integer == (k <= LONGEST_ROW)
     assert not INTEGER.for_depth(0).integer
-    assert INTEGER.for_depth(k).blocks_per_split(k) <= STEP_BLOCKS * LONG_STEPS
     assert INTEGER.as_wide() == Plan(128, 128, 4, stages=4, wide=True)
     programs, tiles = INTEGER.programs(m, n, 132), INTEGER.tiles(m, n)
     assert 1 <= programs <= tiles
@@ -174,10 +186,16 @@ def test_the_integer_kernel_by_a_table(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(lookup, "directory", str(tmp_path))
     lookup.table.cache_clear()
     try:
-        for m, integer in ((1024, True), (1500, True), (1 << 14, False), (64, False)):
-            assert found_plan(m, 8192, 4096, H200).plan.integer == integer
-        assert not found_plan(1024, 8192, 4096, H200, integer=False).plan.integer
-        assert not found_plan(1024, 4096, 4096, H200).plan.integer
+        for m, told in (
+            (1024, "these sizes"),
+            (1500, "nearest M"),
+            (64, "rule"),
+            (1 << 14, "rule"),
+        ):
+            assert told in found_plan(m, 8192, 4096, H200).origin
+        found = found_plan(1024, 8192, 4096, H200, integer=False)
+        assert "rule" in found.origin
+        assert found.plan.wide
     finally:
         lookup.table.cache_clear()
 
@@ -200,7 +218,7 @@ def test_capability() -> None:
 
 def test_a_table_for_hopper_is_no_other_gpus() -> None:
     assert found_plan(64, 8192, 8192, replace(H200, compute_units=114)).origin.startswith("rule")
-    assert not found_plan(64, 8192, 8192, A100).plan.wide
+    assert not found_plan(1024, 8192, 8192, A100).plan.specialized
 
 
 @given(m=rows, n=columns, k=depths, target=targets)
@@ -210,6 +228,6 @@ def test_candidates_of_the_tuner(m: int, n: int, k: int, target: Target) -> None
     for start in plans.starts:
         near = list(plans.neighbours(start))
         assert start not in near
-        assert all(target == H200 or not plan.wide for plan in near)
+        assert all(target == H200 or not plan.specialized for plan in near)
         for plan in near:
             assert plan.blocks_per_split(k) * (plan.split_k - 1) < max(k // 32, 1)

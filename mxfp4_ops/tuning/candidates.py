@@ -163,9 +163,9 @@ def _nvidia_changes(plan: Any) -> Iterator[dict[str, Any]]:
         yield {"warps_k": warps_k}
     # The wide kernel counts its stages faster where they are a power of two.
     for stages in (4, 8) if plan.wide else (plan.stages - 1, plan.stages + 1):
-        if stages != plan.stages and 1 <= stages <= (8 if plan.wide else 4):
+        if stages != plan.stages and 1 <= stages <= (8 if plan.specialized else 4):
             yield {"stages": stages}
-    for block_m in _steps(plan.block_m, 8, 128):
+    for block_m in _steps(plan.block_m, 8, 256):
         yield {"block_m": block_m}
 
 
@@ -174,7 +174,7 @@ def _nvidia_fits(plan: Any, shape: Shape) -> bool:
     m, n, k = shape
     sums = plan.block_m * plan.block_n // max(1, plan.num_warps // plan.warps_k)
     return (
-        (plan.wide or sums <= 1024)
+        (plan.specialized or sums <= 1024)
         and plan.for_depth(k) == plan
         and plan.num_warps <= 16
         and plan.block_m < max(2 * m, 9)
@@ -183,9 +183,8 @@ def _nvidia_fits(plan: Any, shape: Shape) -> bool:
     )
 
 
-def _nvidia(shape: Shape, target: Target) -> Family:
-    """Without the integer kernel, whose time depends on the numbers."""
-    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wgmma, narrow_plan, wide_plans
+def _nvidia(shape: Shape, target: Target, integer: bool) -> Family:
+    from ..backends.triton.nvidia.plan import Plan, found_plan, has_wgmma, narrow_plan, tile_plans
     from ..backends.triton.nvidia.plan import product_plan as nvidia_plan
 
     def neighbours(plan: Plan) -> Iterator[Plan]:
@@ -197,10 +196,10 @@ def _nvidia(shape: Shape, target: Target) -> Family:
             if _nvidia_fits(near, shape):
                 yield near
 
-    starts = [nvidia_plan(*shape, target), found_plan(*shape, target, integer=False).plan]
+    starts = [nvidia_plan(*shape, target, integer), found_plan(*shape, target, integer).plan]
     starts.append(narrow_plan(*shape, target.compute_units))
     if has_wgmma(target.arch):
-        starts.extend(wide_plans(*shape, target.compute_units))
+        starts.extend(tile_plans(*shape, target.compute_units, integer))
     return Family(tuple(starts), neighbours)
 
 
@@ -209,4 +208,4 @@ def family(shape: Shape, target: Target, shuffled: bool) -> Family:
     kernels = form(target)
     if kernels == "gfx950":
         return _gfx950(shape, target, shuffled)
-    return _nvidia(shape, target) if kernels == "nvidia" else _portable(shape, target)
+    return _nvidia(shape, target, not shuffled) if kernels == "nvidia" else _portable(shape, target)

@@ -26,7 +26,7 @@ from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .integer import mxfp4_gemm_integer
 from .narrow import mxfp4_gemm_narrow
-from .plan import Plan, capability, found_plan
+from .plan import LONG_STEPS, PART, STEP_BLOCKS, Plan, capability, found_plan
 from .prepare import STEP, prepared
 from .prepare_integer import prepared_integer
 from .wide import mxfp4_gemm_wide
@@ -42,7 +42,7 @@ def work(call: Call) -> Work:
     if call.op not in ("quant_mm", "mm"):
         return portable.work(call)
     found = found_plan(call.m, call.n, call.k, call.target, integer=not call.shuffled)
-    kernel = found.plan.name
+    kernel = found.plan.kernel
     prepare = "mxfp4_prepare" if kernel == "narrow" else f"mxfp4_prepare_{kernel}"
     kernels = [prepare, f"mxfp4_gemm_{kernel}"]
     if found.plan.split_k > 1:
@@ -113,8 +113,10 @@ def _part(
     per_split = plan.blocks_per_split(k)
     padded_k = plan.split_k * per_split * BLOCK
     options: dict[str, Any] = {"launch_pdl": True} if constants["DEPENDENT"] else {}
+    scales, blocks = right["scales"], right["blocks"]
+    words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
     if plan.integer:
-        prepare = prepared_integer(left, right, constants, options, k, padded_k, out, plan)
+        prepare = prepared_integer(left, right, constants, options, k, padded_k, out, plan, words)
     else:
         prepare = prepared(left, constants, options, k, padded_k, out, plan)
     made = {name: prepare.arguments[name] for name in prepare.writes}
@@ -128,25 +130,27 @@ def _part(
     if plan.specialized:
         constants |= {"STAGES": plan.stages}
         options = options | {"maxnreg": plan.registers}
+        part = min(plan.block_m, PART)
+        arguments["operand"] = _tiles(made["operand"].view(-1, STEP), STEP, part, STEP)
+        arguments["padded_m"] = prepare.arguments["padded_m"]
     if plan.integer:
         kernel, tiles = mxfp4_gemm_integer, down * across * plan.split_k
-        grid = (plan.programs(m, n, target(out.device).compute_units), 1, 1)
-        for name in ("low", "high", "top"):
-            arguments[name] = _tiles(made[name], padded_k, plan.block_m, STEP)
+        programs = plan.programs(m, n, target(out.device).compute_units)
+        grid = (programs, 1, 1)
+        arguments["integer"] = _tiles(made["integer"], padded_k, plan.block_m, STEP)
         if sums.element_size() == 2 and n % 8 == 0 and sums.data_ptr() % ALIGNMENT == 0:
             layout = gl.NVMMASharedLayout(128, 16, rank=2)
             arguments["out_tiles"] = TensorDescriptor(out, [m, n], [n, 1], [64, 64], layout)
         else:
             constants["out_tiles"] = None
+        if per_split > LONG_STEPS * STEP_BLOCKS:
+            size = programs * plan.block_n * part
+            arguments["held"] = out.new_empty(size, dtype=torch.float32)
+        else:
+            constants["held"] = None
         arguments |= {"tiles": tiles, "padded_n": prepare.arguments["padded_n"]}
-        constants |= {"WORDS": prepare.constants["WORDS"]}
     elif plan.wide:
         kernel, grid = mxfp4_gemm_wide, (across, down, plan.split_k)
-        x_lines = arguments.pop("operand").view(-1, STEP)
-        arguments["x_tiles"] = _tiles(x_lines, STEP, plan.block_m, STEP)
-        arguments["padded_m"] = prepare.arguments["padded_m"]
-        scales, blocks = right["scales"], right["blocks"]
-        words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
         constants |= {"ALIGNED": words and blocks > 0 and not shuffled, "SHUFFLED": shuffled}
     else:
         kernel, grid = mxfp4_gemm_narrow, (down, across, plan.split_k)

@@ -52,7 +52,7 @@ def store_sums(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tup
 
     Results of 2 bytes go through shared memory, so that lanes store neighbours in memory.
     """
-    _, bias, out, m, n, bias_stride = result
+    bias, out, m, n, bias_stride = result
     sums = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
     # Of 4 bytes, lanes that are neighbours fill sectors of memory as they are.
     if out.dtype.element_ty.primitive_bitwidth < 32:
@@ -61,26 +61,25 @@ def store_sums(sums: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tup
 
 
 @gluon.jit
-def store_tile(
-    sums: gl.tensor, scale_of_x: gl.tensor, first: gl.tensor, top: gl.tensor, result: gl.tuple
-) -> gl.tensor:
-    """Store sums of 8-bit floats, scaled and with the bias; returns 2 if one is NaN, or 0.
+def scaled_floats(sums: gl.tensor, reference: gl.tensor) -> gl.tensor:
+    """Sums of 8-bit floats times what their row of x is scaled by, of which that is the byte."""
+    # A power of two that float32 may not hold, but the halves' two.
+    reference = gl.convert_layout(reference, gl.SliceLayout(0, sums.type.layout))
+    exponent = gl.expand_dims(reference, 0) - REFERENCE
+    half = exponent >> 1
+    sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
+    return sums * ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
 
-    `scale_of_x` has the reference of each row of x.
-    """
-    _, _, _, m, n, _ = result
+
+@gluon.jit
+def some_nan(
+    sums: gl.tensor, first: gl.tensor, top: gl.tensor, m: gl.tensor, n: gl.tensor
+) -> gl.tensor:
+    """2 if a sum is NaN, else 0."""
     layout: gl.constexpr = sums.type.layout
     row = first + along(0, sums.shape[0], layout, 2)
     column = top + along(1, sums.shape[1], layout, 2)
-    # A power of two that float32 may not hold, but the halves' two.
-    scale_of_x = gl.convert_layout(scale_of_x, gl.SliceLayout(0, layout))
-    exponent = gl.expand_dims(scale_of_x, 0) - REFERENCE
-    half = exponent >> 1
-    sums *= ((half + 127) << 23).to(gl.float32, bitcast=True)
-    sums *= ((exponent - half + 127) << 23).to(gl.float32, bitcast=True)
-    is_nan = (row < n) & (column < m) & (sums != sums)
-    store_sums(sums, first, top, result)
-    return largest(is_nan.to(gl.int32)) * 2
+    return largest(((row < n) & (column < m) & (sums != sums)).to(gl.int32)) * 2
 
 
 @gluon.jit

@@ -1,10 +1,10 @@
-"""The product for many rows of x, on GPUs with wgmma.
+"""The product for many rows of x, on GPUs with wgmma, by integers where scales allow.
 
-Both operands are integers of 8 bits (`prepare_integer.py`), whose sum over all of K is exact: the
-multiplying warps unpack codes and do nothing else until the end. Where a tile has blocks of higher
-planes, of x or of W, those are multiplied first, and the sums shifted left before the others come;
-steps with far blocks come last, one block at a time. A program's warps have different tasks, and
-one of them has tiles of both operands copied into a ring in shared memory.
+Where the rows of a tile are *plain* (`prepare_integer.py`), both operands are integers of 8 bits,
+whose sum over all of K is exact: the multiplying warps unpack codes and do nothing else until the
+end. Other tiles are multiplied as in the wide kernel, in parts of PART rows of x. A program takes
+one tile after the other, and its warps have different tasks: one has tiles of both operands copied
+into a ring in shared memory, the others, in groups of 64 rows of W, multiply.
 """
 
 from __future__ import annotations
@@ -15,80 +15,32 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from . import layouts, operands
-from .epilogue import barrier, compute_anew, store_sums, store_tile
-from .exact import exact_tile, largest, plus_bias
-from .operands import REFERENCE, STEP, in_range, integer_operand
-from .plan import MASK_STEPS, MOST_TILES
+from . import layouts, plan
+from .epilogue import barrier, compute_anew, scaled_floats, some_nan, store_sums
+from .exact import exact_tile, plus_bias
+from .operands import STEP, integer_operand
 from .wide import (
     COPY_REGISTERS,
     GROUP,
     MULTIPLY_REGISTERS,
+    add_steps,
     as_other,
     async_load,
     load_tile,
     note,
+    outside,
     wait_for_previous,
 )
 
 # The name before Triton 3.8.
 copy_tile_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
-PLANE = gl.constexpr(operands.PLANE)
-NO_PLANE = gl.constexpr(operands.NO_PLANE)
-MASK = gl.constexpr(MASK_STEPS)
-TILES = gl.constexpr(MOST_TILES)
+PART = gl.constexpr(plan.PART)
+LONG = gl.constexpr(plan.LONG_STEPS)
+TILES = gl.constexpr(plan.MOST_TILES)
 
 STORED = gl.constexpr(64)
 """Rows of x whose sums are stored at a time."""
-
-NEAR_PHASES = gl.constexpr(9)
-"""Of a tile: for three planes of x and three of W, products of larger scale first."""
-
-PHASES = gl.constexpr(12)
-"""With those for far blocks, by three planes of x."""
-
-PLANES_OF_X = gl.constexpr(0x210001012122)
-"""Of each phase, a digit each, the first the lowest."""
-
-PLANES_OF_W = gl.constexpr(0x000010210212)
-
-SHIFTS = gl.constexpr(0x000010100101)
-"""After which phases the sums are shifted left."""
-
-MOST = gl.constexpr(1 << 26)
-"""Of sums that are shifted by a plane: 2**30 then, to which at most 3 * 96 * 96 * 32768 comes."""
-
-
-@gluon.jit
-def digit(number: gl.constexpr, phase: gl.tensor) -> gl.tensor:
-    """The phase's of a hexadecimal number."""
-    return gl.cast(gl.cast(number, gl.int64) >> 4 * phase & 15, gl.int32)
-
-
-@gluon.jit
-def masks_of_rows(
-    masks: gl.tensor, first: gl.tensor, end: gl.tensor, ROWS: gl.constexpr
-) -> gl.tensor:
-    """Of ROWS rows from `first` on, and before `end`."""
-    layout: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
-    row = first + gl.arange(0, ROWS, layout=layout)
-    return gl.load(masks + row, mask=row < end, other=0)
-
-
-@gluon.jit
-def number_of_bits(word: gl.tensor) -> gl.tensor:
-    word -= word >> 1 & 0x55555555
-    word = (word & 0x33333333) + (word >> 2 & 0x33333333)
-    word = word + (word >> 4) & 0x0F0F0F0F
-    return word * 0x01010101 >> 24
-
-
-@gluon.jit
-def number_of_zeros(word: gl.tensor) -> gl.tensor:
-    """Below the lowest bit that is set."""
-    power = gl.cast(word & -word, gl.float32)
-    return (power.to(gl.int32, bitcast=True) >> 23 & 255) - 127
 
 
 @gluon.jit
@@ -102,112 +54,70 @@ def place(
     down = gl.cdiv(n, BLOCK_N)
     split = tile // (across * down)
     begin = split * steps_per_split
-    steps = gl.minimum(gl.cdiv(blocks, 4) - begin, steps_per_split)
+    steps = gl.maximum(gl.minimum(gl.cdiv(blocks, 4) - begin, steps_per_split), 0)
     return tile // across % down * BLOCK_N, tile % across * BLOCK_M, split, begin, steps
 
 
 @gluon.jit
-def masks_of_tile(
-    masks: gl.tuple,
-    sizes: gl.tuple,
-    at: gl.tuple,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    WORDS: gl.constexpr,
-) -> gl.tuple:
-    """As bits, the steps of a tile without far blocks, and with some of each kind: six words."""
-    m, n, _, _ = sizes
-    first, top, split, _, steps = at
-    loaded = ()  # all at once, and then they are waited for
-    for i in gl.static_range(WORDS):
-        word = gl.cast(split * WORDS + i, gl.int64)
-        for j in gl.static_range(3):  # far, high, top
-            loaded += (masks_of_rows(masks[j] + word * m, top, m, BLOCK_M),)
-        for j in gl.static_range(3, 6):
-            loaded += (masks_of_rows(masks[j] + word * n, first, n, BLOCK_N),)
-    result = ()
-    for i in gl.static_range(WORDS):
-        some = ()
-        for j in gl.static_range(6 * i, 6 * i + 6):
-            some += (gl.reduce_or(loaded[j], 0),)
-        beyond = gl.minimum(gl.maximum((i + 1) * MASK - steps, 0), MASK)
-        there = gl.where(beyond < MASK, (2 << gl.maximum(MASK - 1 - beyond, 0)) - 1, 0)
-        far = some[0] | some[3]
-        result += (~far & there, far & there, some[1], some[2], some[4], some[5])
-    return result
+def some_far(far: gl.tensor, first: gl.tensor, end: gl.tensor, ROWS: gl.constexpr) -> gl.tensor:
+    """Whether one of ROWS rows from `first` on, and before `end`, is not plain."""
+    row = first + gl.arange(0, ROWS, layout=gl.BlockedLayout([ROWS // 32], [32], [1], [0]))
+    return gl.max(gl.load(far + row, mask=row < end, other=0), 0)
 
 
 @gluon.jit
-def with_plane(plane: gl.tensor, high: gl.tensor, top: gl.tensor) -> gl.tensor:
-    """Steps with such blocks: all, where it is the lowest plane."""
-    return gl.where(plane == 0, -1, gl.where(plane == 1, high, top))
-
-
-@gluon.jit
-def steps_of_phase(phase: gl.tensor, of_tile: gl.tuple, i: gl.constexpr) -> gl.tensor:
-    """The i-th word of a phase's steps."""
-    steps = gl.where(phase < NEAR_PHASES, of_tile[6 * i], of_tile[6 * i + 1])
-    steps &= with_plane(digit(PLANES_OF_X, phase), of_tile[6 * i + 2], of_tile[6 * i + 3])
-    return steps & with_plane(digit(PLANES_OF_W, phase), of_tile[6 * i + 4], of_tile[6 * i + 5])
+def parts_of_tile(far: gl.tensor, top: gl.tensor, m: gl.tensor, BLOCK_M: gl.constexpr) -> gl.tensor:
+    """How many parts a tile is multiplied in, each by all its steps."""
+    return gl.where(far != 0, gl.cdiv(gl.minimum(m - top, BLOCK_M), min(BLOCK_M, PART)), 1)
 
 
 @gluon.jit
 def copy(
     ring: gl.tuple,
     source: gl.tuple,
-    masks: gl.tuple,
+    far_rows: gl.tuple,
     sizes: gl.tuple,
     tiles: gl.tensor,
-    WORDS: gl.constexpr,
 ) -> None:
-    """The task of the warp that fills the ring: for each tile one phase after the other."""
-    x_tiles, code_lines, words, heights, numbers, step_numbers, full, empty = ring
-    planes_of_x, code_tiles, heights_of_w, padded_n = source
+    """The task of the warp that fills the ring."""
+    x_lines, float_lines, code_lines, words, heights, kinds, full, empty = ring
+    integers, floats, code_tiles, heights_of_w, padded_m, padded_n = source
+    far_of_x, far_of_w = far_rows
+    m, n, _, _ = sizes
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_N: gl.constexpr = words.shape[1]
-    BLOCK_M: gl.constexpr = x_tiles.shape[1]
-    BYTES: gl.constexpr = BLOCK_M * STEP + BLOCK_N * STEP // 2
-    row_layout: gl.constexpr = gl.BlockedLayout([BLOCK_N // 32], [32], [1], [0])
+    BLOCK_M: gl.constexpr = x_lines.shape[1]
+    ROWS: gl.constexpr = min(BLOCK_M, PART)
+    OF_W: gl.constexpr = BLOCK_N * STEP // 2
     one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    row = gl.arange(0, BLOCK_N, layout=row_layout)
-    index = gl.arange(0, 16, layout=one_layout)
+    row = gl.arange(0, BLOCK_N, layout=gl.BlockedLayout([BLOCK_N // 32], [32], [1], [0]))
     one = gl.full([1], 0, gl.int32, layout=one_layout)
     filled = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        at = place(tile, sizes, BLOCK_M, BLOCK_N)
-        first, top, _split, begin, _steps = at
-        of_tile = masks_of_tile(masks, sizes, at, BLOCK_M, BLOCK_N, WORDS)
-        counts = index * 0
-        for phase in range(PHASES):
-            for i in gl.static_range(WORDS):
-                count = number_of_bits(steps_of_phase(phase, of_tile, i))
-                counts += gl.where(index == phase, count, 0)
+        first, top, _split, begin, steps = place(tile, sizes, BLOCK_M, BLOCK_N)
+        far = some_far(far_of_x, top, m, BLOCK_M) | some_far(far_of_w, first, n, BLOCK_N)
         bytes_ = heights_of_w + gl.multiple_of(first, GROUP) + row
-        begins = filled
-        for phase in range(PHASES):
-            for i in gl.static_range(WORDS):
-                left = steps_of_phase(phase, of_tile, i)
-                while left != 0:
-                    step = begin + i * MASK + number_of_zeros(left)
-                    left &= left - 1
-                    slot = filled % STAGES
-                    if filled >= STAGES:
-                        mbarrier.wait(empty.index(slot), filled // STAGES & 1 ^ 1)
-                    if filled == begins:
-                        numbers.index(slot).store(counts)
-                    step_numbers.index(slot).store(one + step)
-                    mbarrier.expect(full.index(slot), BYTES)
-                    column = [first, step * (STEP // 2)]
-                    load_tile(code_tiles, column, full.index(slot), code_lines.index(slot))
-                    for j in gl.static_range(3):
-                        tile_of_x = x_tiles.index(slot)
-                        this = digit(PLANES_OF_X, phase) == j
-                        at_x = [top, step * STEP]
-                        load_tile(planes_of_x[j], at_x, full.index(slot), tile_of_x, pred=this)
-                    offset = gl.cast(step, gl.int64) * padded_n
-                    async_load(heights.index(slot), bytes_ + gl.multiple_of(offset, GROUP))
-                    async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
-                    filled += 1
+        for part in range(parts_of_tile(far, top, m, BLOCK_M)):
+            for step in range(begin, begin + steps):
+                slot = filled % STAGES
+                if filled >= STAGES:
+                    mbarrier.wait(empty.index(slot), filled // STAGES & 1 ^ 1)
+                kinds.index(slot).store(one + far)
+                if far == 0:
+                    mbarrier.expect(full.index(slot), BLOCK_M * STEP + OF_W)
+                    at = [top, step * STEP]
+                    load_tile(integers, at, full.index(slot), x_lines.index(slot))
+                else:
+                    mbarrier.expect(full.index(slot), ROWS * STEP + OF_W)
+                    at = [step * padded_m + top + part * ROWS, 0]
+                    lines = float_lines.index(slot).slice(0, ROWS)
+                    load_tile(floats, at, full.index(slot), lines)
+                column = [first, step * (STEP // 2)]
+                load_tile(code_tiles, column, full.index(slot), code_lines.index(slot))
+                offset = gl.cast(step, gl.int64) * padded_n
+                async_load(heights.index(slot), bytes_ + gl.multiple_of(offset, GROUP))
+                async_copy.mbarrier_arrive(full.index(slot), increment_count=False)
+                filled += 1
     # One more, with nothing in it: those who multiply look a step ahead.
     slot = filled % STAGES
     if filled >= STAGES:
@@ -224,6 +134,39 @@ def codes_and_heights(words: gl.tensor, heights: gl.tensor, ROW: gl.constexpr) -
     word = heights.slice(ROW, GROUP).load(gl.SliceLayout(1, layout))
     block = gl.arange(0, 4, layout=gl.SliceLayout(0, layout))
     return w, gl.expand_dims(word, 1) >> gl.expand_dims(8 * block, 0) & 255
+
+
+@gluon.jit
+def add_integers(ring: gl.tuple, begins: gl.tensor, ends: gl.tensor, ROW: gl.constexpr) -> gl.tuple:
+    """Sums of what is in the ring from `begins` on and before `ends`."""
+    x_lines, _, _, words, heights, _, full, empty = ring
+    STAGES: gl.constexpr = words.shape[0]
+    BLOCK_M: gl.constexpr = x_lines.shape[1]
+    # Of an instruction; Triton has none of 256.
+    WIDTH: gl.constexpr = min(BLOCK_M, 128)
+    layout: gl.constexpr = layouts.group_sums(WIDTH)
+    sums = ()
+    for _i in gl.static_range(BLOCK_M // WIDTH):
+        sums += (gl.zeros([GROUP, WIDTH], gl.int32, layout=layout),)
+    slot = begins % STAGES
+    w, height = codes_and_heights(words.index(slot), heights.index(slot), ROW)
+    for step in range(begins, ends):
+        slot = step % STAGES
+        following = (step + 1) % STAGES
+        operand = integer_operand(w, height, layout)
+        parts = ()
+        for i in gl.static_range(BLOCK_M // WIDTH):
+            x = x_lines.index(slot).slice(i * WIDTH, WIDTH).permute((1, 0))
+            parts += (hopper.warpgroup_mma(operand, x, sums[i], is_async=True),)
+        mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
+        w, height = codes_and_heights(words.index(following), heights.index(following), ROW)
+        sums = hopper.warpgroup_mma_wait(0, deps=parts)
+        if BLOCK_M == WIDTH:
+            sums = (sums,)
+        # Until here nothing may take the registers that the units read.
+        gl.inline_asm_elementwise("", "=r,r", [operand], gl.int8, is_pure=False, pack=4)
+        mbarrier.arrive(empty.index(slot))
+    return sums
 
 
 @gluon.jit
@@ -246,18 +189,28 @@ def power_of_two(field: gl.tensor) -> gl.tensor:
 
 
 @gluon.jit
-def as_numbers(sums: gl.tensor, of_w: gl.tensor, of_x: gl.tensor) -> gl.tensor:
-    """Sums of integers times a factor of their row of W and one of their row of x."""
-    layout: gl.constexpr = sums.type.layout
-    of_w = gl.convert_layout(of_w, gl.SliceLayout(1, layout), assert_trivial=True)
-    return sums * gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0)
+def scaled_integers(sums: gl.tuple, base: gl.tensor, factors: gl.tensor) -> gl.tuple:
+    """Sums of integers, STORED rows of x at a time, times what they are scaled by.
+
+    `base` is that of each row of W, and `factors`, in shared memory, are those of the rows of x.
+    """
+    layout: gl.constexpr = layouts.group_sums(STORED)
+    of_w = gl.convert_layout(
+        (base << 23).to(gl.float32, bitcast=True), gl.SliceLayout(1, layout), assert_trivial=True
+    )
+    parts = ()
+    for i in gl.static_range(len(sums)):
+        parts += in_parts(sums[i].to(gl.float32), STORED)
+    scaled = ()
+    for i in gl.static_range(len(parts)):
+        of_x = factors.slice(i * STORED, STORED).load(gl.SliceLayout(0, layout))
+        scaled += (parts[i] * gl.expand_dims(of_w, 1) * gl.expand_dims(of_x, 0),)
+    return scaled
 
 
 @gluon.jit
-def store_numbers(
+def store_parts(
     parts: gl.tuple,
-    of_w: gl.tensor,
-    factors: gl.tensor,
     first: gl.tensor,
     top: gl.tensor,
     result: gl.tuple,
@@ -265,21 +218,18 @@ def store_numbers(
     staged: gl.tensor,
     INDEX: gl.constexpr,
 ) -> None:
-    """Store sums of integers with the bias, STORED rows of x at a time.
+    """Store sums with the bias, STORED rows of x at a time.
 
     By the copy unit if `out_tiles` describes where, from one of a group's two buffers.
     """
-    _, bias, out, _, n, bias_stride = result
-    layout: gl.constexpr = layouts.group_sums(STORED)
+    bias, out, _, n, bias_stride = result
     for i in gl.static_range(len(parts)):
-        of_x = factors.slice(i * STORED, STORED).load(gl.SliceLayout(0, layout))
-        sums = as_numbers(parts[i], of_w, of_x)
         if out_tiles is None:
-            store_sums(sums, first, top + i * STORED, result)
+            store_sums(parts[i], first, top + i * STORED, result)
         else:
-            values = plus_bias(sums, first, bias, n, bias_stride).to(out.dtype.element_ty)
+            values = plus_bias(parts[i], first, bias, n, bias_stride).to(out.dtype.element_ty)
             buffer = staged.index(2 * INDEX + i % 2)
-            tma.store_wait(1)  # for what was in it
+            tma.store_wait(min(len(parts), 2) - 1)  # for what was in it
             barrier()
             buffer.permute((1, 0)).store(values)
             hopper.fence_async_shared()
@@ -287,152 +237,102 @@ def store_numbers(
 
 
 @gluon.jit
-def far_operand(w: gl.tensor, height: gl.tensor, i: gl.tensor, layout: gl.constexpr) -> gl.tensor:
-    """The i-th of a step's blocks, of whatever plane, with zeros for the others."""
-    of_blocks: gl.constexpr = layouts.integer_blocks()
-    block = gl.expand_dims(gl.arange(0, 4, layout=gl.SliceLayout(0, of_blocks)), 0)
-    return integer_operand(w, gl.where(block == i, height & 3, 32), layout)
-
-
-@gluon.jit
-def far_product(
-    operand: gl.tensor,
-    x_tile: gl.tensor,
-    factors: gl.tensor,
-    scales: gl.tensor,
-    i: gl.tensor,
-    total: gl.tensor,
-) -> gl.tensor:
-    """`total` and the products of the i-th blocks of W and of x."""
-    layout: gl.constexpr = total.type.layout
-    zero = gl.zeros(total.shape, gl.int32, layout=layout)
-    x = x_tile.permute((1, 0))
-    part = hopper.warpgroup_mma(operand, x, zero, use_acc=False, is_async=True)
-    part = hopper.warpgroup_mma_wait(0, deps=(part,))
-    gl.inline_asm_elementwise("", "=r,r", [operand], gl.int8, is_pure=False, pack=4)
-    of_x = factors.load(gl.SliceLayout(0, layout))
-    of_w = ((scales >> 8 * i & 255) << 23).to(gl.float32, bitcast=True)
-    return gl.fma(part.to(gl.float32) * gl.expand_dims(of_x, 0), gl.expand_dims(of_w, 1), total)
-
-
-@gluon.jit
-def far_step(
+def add_floats(
     ring: gl.tuple,
-    planes: gl.tensor,
-    factors: gl.tensor,
+    held: gl.tensor,
     base: gl.tensor,
-    slot: gl.tensor,
-    top: gl.tensor,
-    m: gl.tensor,
+    begins: gl.tensor,
+    steps: gl.tensor,
     ROW: gl.constexpr,
-) -> gl.tuple:
-    """Of a step the codes and heights of a group, and a word of scales for each row.
-
-    Factors of x's blocks are left in shared memory, [4, rows] for each group.
-    """
-    x_tiles, _, words, heights, _, step_numbers, _, _ = ring
-    BLOCK_M: gl.constexpr = x_tiles.shape[1]
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    step = gl.max(step_numbers.index(slot).load(one_layout), 0)
-    column = top + gl.arange(0, BLOCK_M, layout=one_layout)
-    word = gl.load(planes + gl.cast(step, gl.int64) * m + column, mask=column < m, other=0)
-    for i in gl.static_range(4):
-        plane = word << (24 - 8 * i) >> 24
-        field = gl.where(plane == NO_PLANE, 0x7FC00000, 127 + PLANE * plane << 23)
-        factors.index(ROW // GROUP * 4 + i).store(field.to(gl.float32, bitcast=True))
-    w, height = codes_and_heights(words.index(slot), heights.index(slot), ROW)
-    above = heights.index(slot).slice(ROW, GROUP).load(base.type.layout)
-    bytes_ = above * 0
-    for i in gl.static_range(4):
-        bytes_ |= ((above >> 8 * i) + base & 255) << 8 * i
-    # In the lowest bits of a height is what was shifted.
-    scales = bytes_ - (above & 0x03030303)
-    return w, height, scales, bytes_
+    ROWS: gl.constexpr,
+) -> tuple[gl.tensor, gl.tensor]:
+    """As `add_steps`; sums of more than LONG steps are held in memory, and added to the next."""
+    if held is None:
+        total, fits = add_steps(ring, begins, begins + steps, base, ROW, ROWS)
+    else:
+        layout: gl.constexpr = layouts.group_sums(ROWS)
+        row = gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout)) + ROW
+        column = gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
+        at = held + gl.expand_dims(row * ROWS, 1) + gl.expand_dims(column, 0)
+        total = gl.zeros([GROUP, ROWS], gl.float32, layout=layout)
+        fits = gl.full([GROUP], -1, gl.int32, layout=gl.SliceLayout(1, layout))
+        for done in range(0, steps, LONG):
+            end = gl.minimum(done + LONG, steps)
+            total, fit = add_steps(ring, begins + done, begins + end, base, ROW, ROWS)
+            fits &= fit
+            if done > 0:
+                total += gl.load(at)
+            if end < steps:
+                gl.store(at, total)
+    return total, fits
 
 
 @gluon.jit
-def add_far_steps(
+def integer_tile(
     ring: gl.tuple,
-    sums: gl.tuple,
-    bases: gl.tuple,
-    planes: gl.tensor,
-    factors: gl.tensor,
+    base: gl.tensor,
+    base_of_x: gl.tensor,
     result: gl.tuple,
     at: gl.tuple,
     span: gl.tuple,
-    ROW: gl.constexpr,
-) -> gl.tensor:
-    """Add the steps with far blocks to sums of integers, block by block, and store all.
-
-    Loops over blocks are loops at run time: written out, ptxas overlaps their parts until it has
-    too few registers for all that, and then lets wgmma run beside nothing, in all of the kernel.
-    """
-    x_tiles, _, _, _, _, _, full, empty = ring
-    base, base_of_x = bases
-    _, _, _, m, n, _ = result
+    ends: gl.tuple,
+    INDEX: gl.constexpr,
+) -> None:
+    """Multiply and store a group's rows of a tile whose rows are plain."""
+    _, _, m, _, _ = result
     first, top = at
-    begin, end = span
-    STAGES: gl.constexpr = x_tiles.shape[0]
-    BLOCK_M: gl.constexpr = x_tiles.shape[1]
-    # Of more columns more registers would be spilled, which takes long: shared memory leaves next
-    # to nothing of the first cache.
-    COLUMNS: gl.constexpr = 32 if BLOCK_M > 128 else 64
-    layout: gl.constexpr = layouts.group_sums(COLUMNS)
-    base = gl.convert_layout(base, gl.SliceLayout(1, layout), assert_trivial=True)
-    of_w = gl.expand_dims((base << 23).to(gl.float32, bitcast=True), 1)
-    totals = ()
-    for i in gl.static_range(len(sums)):
-        parts = in_parts(sums[i].to(gl.float32), COLUMNS)
-        for j in gl.static_range(len(parts)):
-            totals += (parts[j] * of_w,)
-    fits = gl.full([GROUP], -1, gl.int32, layout=gl.SliceLayout(1, layout))
-    for fill in range(begin, end):
-        slot = fill % STAGES
-        w, height, scales, bytes_ = far_step(ring, planes, factors, base, slot, top, m, ROW)
-        fits &= in_range(bytes_)
-        added = ()
-        for i in gl.static_range(BLOCK_M // COLUMNS):
-            # By itself, for each sum is rounded.
-            more = gl.zeros([GROUP, COLUMNS], gl.float32, layout=layout)
-            for block in range(4):
-                operand = far_operand(w, height, block, layout)
-                x_tile = x_tiles.index(slot).slice(i * COLUMNS, COLUMNS)
-                of_x = factors.index(ROW // GROUP * 4 + block).slice(i * COLUMNS, COLUMNS)
-                more = far_product(operand, x_tile, of_x, scales, block, more)
-            added += (totals[i] + more,)
-        totals = added
-        mbarrier.arrive(empty.index(slot))
-        mbarrier.wait(full.index((fill + 1) % STAGES), (fill + 1) // STAGES & 1)
-    row = first + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))
-    outside = ((fits >> 7 & 0x01010101) != 0x01010101) & (row < n)  # bit 7 of each byte tells
-    found = largest(outside.to(gl.int32))
-    columns = gl.arange(0, COLUMNS, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    for i in gl.static_range(BLOCK_M // COLUMNS):
-        here = top + i * COLUMNS + columns
-        # Integers are twice the numbers, on both sides.
-        scale_of_x = gl.load(base_of_x + here, mask=here < m, other=127) - (127 + 2 - REFERENCE)
-        stored = store_tile(totals[i], scale_of_x, first, top + i * COLUMNS, result)
-        found = gl.maximum(found, stored)
-    return found
+    begins, steps = span
+    out_tiles, staged, factors, _ = ends
+    BLOCK_M: gl.constexpr = factors.shape[1]
+    column = top + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    # Integers are twice the numbers, on both sides.
+    field = gl.load(base_of_x + column, mask=column < m, other=127) - 2
+    sums = add_integers(ring, begins, begins + steps, INDEX * GROUP)
+    factors = factors.index(INDEX)
+    factors.store(power_of_two(field))
+    parts = scaled_integers(sums, base, factors)
+    store_parts(parts, first, top, result, out_tiles, staged, INDEX)
 
 
 @gluon.jit
-def shifted(sums: gl.tuple) -> tuple[gl.tuple, gl.tensor]:
-    """Sums by which much is added up in a lower plane, and whether one is too large for that."""
-    result = ()
-    too_large = 0
-    for i in gl.static_range(len(sums)):
-        size = largest(gl.maximum(sums[i], -sums[i]))
-        too_large = gl.maximum(too_large, (size > MOST).to(gl.int32))
-        result += (sums[i] << PLANE,)
-    return result, too_large
+def float_tile(
+    ring: gl.tuple,
+    base: gl.tensor,
+    reference: gl.tensor,
+    result: gl.tuple,
+    at: gl.tuple,
+    span: gl.tuple,
+    parts: gl.tensor,
+    ends: gl.tuple,
+    INDEX: gl.constexpr,
+) -> gl.tensor:
+    """Multiply and store a group's rows of another tile; returns what `trouble` would."""
+    _, _, block_lines, words, heights, _, full, empty = ring
+    _, _, m, n, _ = result
+    first, top = at
+    begins, steps = span
+    out_tiles, staged, factors, held = ends
+    ROWS: gl.constexpr = min(factors.shape[1], PART)
+    column = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    filled = (block_lines, words, heights, full, empty)
+    found = 0
+    for _part in range(parts):
+        scale_of_x = gl.load(reference + top + column, mask=top + column < m, other=127)
+        total, fits = add_floats(filled, held, base, begins, steps, INDEX * GROUP, ROWS)
+        total = scaled_floats(total, scale_of_x)
+        is_nan = some_nan(total, first, top, m, n)
+        found = gl.maximum(found, gl.maximum(is_nan, outside(fits)))
+        store_parts(in_parts(total, STORED), first, top, result, out_tiles, staged, INDEX)
+        begins += steps
+        top += ROWS
+    return found
 
 
 @gluon.jit
 def multiply(
     ring: gl.tuple,
     flags: gl.tensor,
-    of_operands: gl.tuple,
+    of_rows: gl.tuple,
     result: gl.tuple,
     sizes: gl.tuple,
     tiles: gl.tensor,
@@ -440,86 +340,34 @@ def multiply(
     INDEX: gl.constexpr,
 ) -> None:
     """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
-    x_tiles, _, words, heights, numbers, _, full, empty = ring
-    base_of_w, base_of_x, planes = of_operands
-    _, bias, out, m, n, bias_stride = result
-    out_tiles, staged, factors, far_factors = ends
+    x_lines, _, _, words, _, kinds, full, _ = ring
+    base_of_w, base_of_x, reference = of_rows
+    bias, out, m, n, bias_stride = result
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_N: gl.constexpr = words.shape[1]
-    BLOCK_M: gl.constexpr = x_tiles.shape[1]
-    ROW: gl.constexpr = INDEX * GROUP
-    # Of an instruction; Triton has none of 256.
-    WIDTH: gl.constexpr = min(BLOCK_M, 128)
-    layout: gl.constexpr = layouts.group_sums(WIDTH)
-    one_layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    part_layout: gl.constexpr = layouts.group_sums(STORED)
-    row = ROW + gl.arange(0, GROUP, layout=gl.SliceLayout(1, part_layout))
-    column = gl.arange(0, BLOCK_M, layout=one_layout)
-    index = gl.arange(0, 16, layout=one_layout)
+    BLOCK_M: gl.constexpr = x_lines.shape[1]
+    layout: gl.constexpr = layouts.group_sums(min(BLOCK_M, PART))
+    row = INDEX * GROUP + gl.arange(0, GROUP, layout=gl.SliceLayout(1, layout))
     done = 0
     mbarrier.wait(full.index(0), 0)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        first, top, split, _begin, _steps = place(tile, sizes, BLOCK_M, BLOCK_N)
-        counts = numbers.index(done % STAGES).load(one_layout)
+        first, top, split, _begin, steps = place(tile, sizes, BLOCK_M, BLOCK_N)
+        far = gl.max(kinds.index(done % STAGES).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
         base = gl.load(base_of_w + first + row)
-        # Integers are twice the numbers, on both sides.
-        field = gl.load(base_of_x + top + column, mask=top + column < m, other=127) - 2
-        sums = ()
-        for _i in gl.static_range(BLOCK_M // WIDTH):
-            sums += (gl.zeros([GROUP, WIDTH], gl.int32, layout=layout),)
-        slot = done % STAGES
-        w, height = codes_and_heights(words.index(slot), heights.index(slot), ROW)
+        to = (bias, out + gl.cast(split, gl.int64) * m * n, m, n, bias_stride)
+        at = (first + INDEX * GROUP, top)
+        span = (done, steps)
+        parts = parts_of_tile(far, top, m, BLOCK_M)
         found = 0
-        some = gl.max(gl.where(index < NEAR_PHASES - 1, counts, 0), 0) > 0
-        for phase in range(gl.where(some, 0, NEAR_PHASES - 1), NEAR_PHASES):
-            # Of W, the other planes' blocks become 0.
-            plane = PLANE * digit(PLANES_OF_W, phase)
-            count = gl.max(gl.where(index == phase, counts, 0), 0)
-            for fill in range(done, done + count):
-                slot = fill % STAGES
-                following = (fill + 1) % STAGES
-                shift = height - plane
-                shift |= (shift & 0xFC) << 3
-                operand = integer_operand(w, shift, layout)
-                parts = ()
-                for i in gl.static_range(BLOCK_M // WIDTH):
-                    x = x_tiles.index(slot).slice(i * WIDTH, WIDTH).permute((1, 0))
-                    parts += (hopper.warpgroup_mma(operand, x, sums[i], is_async=True),)
-                mbarrier.wait(full.index(following), (fill + 1) // STAGES & 1)
-                w, height = codes_and_heights(words.index(following), heights.index(following), ROW)
-                sums = hopper.warpgroup_mma_wait(0, deps=parts)
-                if BLOCK_M == WIDTH:
-                    sums = (sums,)
-                # Until here nothing may take the registers that the units read.
-                gl.inline_asm_elementwise("", "=r,r", [operand], gl.int8, is_pure=False, pack=4)
-                mbarrier.arrive(empty.index(slot))
-            done += count
-            if digit(SHIFTS, phase) != 0:
-                sums, too_large = shifted(sums)
-                found = gl.maximum(found, 2 * too_large)
-        part = out + gl.cast(split, gl.int64) * m * n
-        to = (out, bias, part, m, n, bias_stride)
-        far = gl.sum(gl.where(index >= NEAR_PHASES, counts, 0), 0)
         if far == 0:
-            of_w = (base << 23).to(gl.float32, bitcast=True)
-            factors.index(INDEX).store(power_of_two(field))
-            for i in gl.static_range(BLOCK_M // WIDTH):
-                parts = in_parts(sums[i].to(gl.float32), STORED)
-                store_numbers(
-                    parts, of_w, factors.index(INDEX).slice(i * WIDTH, WIDTH), first + ROW,
-                    top + i * WIDTH, to, out_tiles, staged, INDEX,
-                )  # fmt: skip
+            integer_tile(ring, base, base_of_x, to, at, span, ends, INDEX)
         else:
-            of_far = add_far_steps(
-                ring, sums, (base, base_of_x), planes, far_factors, to,
-                (first + ROW, top), (done, done + far), ROW,
-            )  # fmt: skip
-            found = gl.maximum(found, of_far)
-        done += far
+            found = float_tile(ring, base, reference, to, at, span, parts, ends, INDEX)
+        done += parts * steps
         note(flags, tile // gl.num_programs(0) * (BLOCK_N // GROUP) + INDEX, found)
-    if out_tiles is not None:
+    if ends[0] is not None:
         # For all that was stored, not only read as by `tma.store_wait`: a tile may be stored again.
-        zero = gl.full([1], 0, gl.int32, layout=one_layout)
+        zero = gl.full([1], 0, gl.int32, layout=gl.BlockedLayout([1], [32], [4], [0]))
         gl.inline_asm_elementwise(
             "cp.async.bulk.wait_group 0; mov.b32 $0, $1;", "=r,r", [zero], gl.int32, False, 1
         )
@@ -529,30 +377,27 @@ def multiply(
 def mxfp4_gemm_integer(
     a: gl.tensor,
     a_scale: gl.tensor,
-    low: gl.tensor,
-    high: gl.tensor,
-    top: gl.tensor,
-    planes: gl.tensor,
+    operand: gl.tensor,
+    reference: gl.tensor,
+    integer: gl.tensor,
     base_of_x: gl.tensor,
     far_of_x: gl.tensor,
-    high_of_x: gl.tensor,
-    top_of_x: gl.tensor,
     code_tiles: gl.tensor,
     codes: gl.tensor,
     scales: gl.tensor,
     heights: gl.tensor,
     base_of_w: gl.tensor,
     far_of_w: gl.tensor,
-    high_of_w: gl.tensor,
-    top_of_w: gl.tensor,
     bias: gl.tensor,
     out_tiles: gl.tensor,
     out: gl.tensor,
+    held: gl.tensor,
     m: gl.tensor,
     n: gl.tensor,
     blocks: gl.tensor,
     blocks_per_split: gl.tensor,
     tiles: gl.tensor,
+    padded_m: gl.tensor,
     padded_n: gl.tensor,
     a_stride_m: gl.tensor,
     a_stride_k: gl.tensor,
@@ -566,36 +411,40 @@ def mxfp4_gemm_integer(
     BLOCK_N: gl.constexpr,
     BLOCK_M: gl.constexpr,
     STAGES: gl.constexpr,
-    WORDS: gl.constexpr,
 ) -> None:
     """Programs take one tile after the other: of BLOCK_N rows of W and BLOCK_M of x, and a split.
 
-    STAGES steps of both are under way or in use. `low`, `high`, `top` and `code_tiles` describe
-    x's planes and `codes`; `out_tiles` describes `out`, or is None where the copy unit cannot store
-    it. For what is made of x and of `scales` see `mxfp4_prepare_integer`; other arguments are as
-    for `mxfp4_gemm_narrow`.
+    STAGES steps of both are under way or in use. `operand` and `integer` describe x as 8-bit floats
+    (as lines of 128 bytes) and as integers, `code_tiles` describes `codes`, and `out_tiles` `out`,
+    or is None where the copy unit cannot store it. `held` [programs, BLOCK_N, PART] float32 is for
+    sums of more than LONG steps, or None. For what is made of x and of `scales` see
+    `mxfp4_prepare_integer`; other arguments are as for `mxfp4_gemm_narrow`.
     """
     GROUPS: gl.constexpr = BLOCK_N // GROUP
+    ROWS: gl.constexpr = min(BLOCK_M, PART)
     x_layout: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
+    block_layout: gl.constexpr = gl.NVMMASharedLayout(32, 8, rank=2)
     code_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, rank=2)
     word_layout: gl.constexpr = gl.NVMMASharedLayout(64, 32, rank=2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     barrier_layout: gl.constexpr = mbarrier.MBarrierLayout()
-    x_tiles = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_M, STEP], x_layout)
+    x_lines = gl.allocate_shared_memory(gl.int8, [STAGES, BLOCK_M, STEP], x_layout)
+    float_lines = as_other(x_lines, gl.float8e5, [STAGES, BLOCK_M, STEP], x_layout)
+    block_lines = as_other(x_lines, gl.float8e5, [STAGES, 4 * BLOCK_M, 32], block_layout)
     code_lines = gl.allocate_shared_memory(gl.uint8, [STAGES, BLOCK_N, STEP // 2], code_layout)
     words = as_other(code_lines, gl.int32, [STAGES, BLOCK_N, 16], word_layout)
     height_ring = gl.allocate_shared_memory(gl.int32, [STAGES, BLOCK_N], flat)
-    numbers = gl.allocate_shared_memory(gl.int32, [STAGES, 16], flat)
-    step_numbers = gl.allocate_shared_memory(gl.int32, [STAGES, 1], flat)
+    kinds = gl.allocate_shared_memory(gl.int32, [STAGES, 1], flat)
     factors = gl.allocate_shared_memory(gl.float32, [GROUPS, BLOCK_M], flat)
-    far_factors = gl.allocate_shared_memory(gl.float32, [4 * GROUPS, BLOCK_M], flat)
+    if held is not None:
+        held += gl.cast(gl.program_id(0), gl.int64) * (BLOCK_N * ROWS)
     if out_tiles is None:
-        ends = (out_tiles, out_tiles, factors, far_factors)
+        ends = (out_tiles, out_tiles, factors, held)
     else:
         out_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
         dtype: gl.constexpr = out.dtype.element_ty
         staged = gl.allocate_shared_memory(dtype, [2 * GROUPS, STORED, GROUP], out_layout)
-        ends = (out_tiles, staged, factors, far_factors)
+        ends = (out_tiles, staged, factors, held)
     flags = gl.allocate_shared_memory(gl.int32, [TILES * GROUPS, 1], flat)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barrier_layout)
@@ -604,17 +453,18 @@ def mxfp4_gemm_integer(
         mbarrier.init(empty.index(i), count=GROUPS)
     if DEPENDENT:
         wait_for_previous()
-    ring = (x_tiles, code_lines, words, height_ring, numbers, step_numbers, full, empty)
+    to_fill = (x_lines, float_lines, code_lines, words, height_ring, kinds, full, empty)
+    ring = (x_lines, float_lines, block_lines, words, height_ring, kinds, full, empty)
     sizes = (m, n, blocks, blocks_per_split // 4)
-    source = ((low, high, top), code_tiles, heights, padded_n)
-    masks = (far_of_x, high_of_x, top_of_x, far_of_w, high_of_w, top_of_w)
-    of_operands = (base_of_w, base_of_x, planes)
-    result = (out, bias, out, m, n, bias_stride)
+    source = (integer, operand, code_tiles, heights, padded_m, padded_n)
+    far_rows = (far_of_x, far_of_w)
+    of_rows = (base_of_w, base_of_x, reference)
+    result = (bias, out, m, n, bias_stride)
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (multiply, (ring, flags, of_operands, result, sizes, tiles, ends, 0)),
-                (copy, (ring, source, masks, sizes, tiles, WORDS)),
+                (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 0)),
+                (copy, (to_fill, source, far_rows, sizes, tiles)),
             ],
             [1],
             [COPY_REGISTERS[0]],
@@ -622,9 +472,9 @@ def mxfp4_gemm_integer(
     else:
         gl.warp_specialize(
             [
-                (multiply, (ring, flags, of_operands, result, sizes, tiles, ends, 0)),
-                (multiply, (ring, flags, of_operands, result, sizes, tiles, ends, 1)),
-                (copy, (ring, source, masks, sizes, tiles, WORDS)),
+                (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 0)),
+                (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 1)),
+                (copy, (to_fill, source, far_rows, sizes, tiles)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, COPY_REGISTERS[1]],

@@ -12,7 +12,8 @@ what its codes stand for: a code's magnitude, put where the exponent ends and th
 is that number. A row of x is given 2**(`BELOW` / 2) as its largest block scale; blocks whose scale
 is up to 2**`BELOW` times smaller have numbers that are not subnormal.
 
-In the integer kernel both are integers of 8 bits (`prepare_integer.py`).
+In the integer kernel both are integers of 8 bits where scales allow (`prepare_integer.py`), and as
+in the wide kernel where they do not.
 """
 
 from __future__ import annotations
@@ -32,15 +33,6 @@ SMALLEST, LARGEST = 72, 188
 """Scale bytes of x whose blocks bfloat16 can hold so, with products that float32 can."""
 
 BELOW = 26
-
-PLANE = 4
-"""Powers of two by which block scales may differ in a plane of the integer kernel."""
-
-FAR_PLANES = 8
-"""On either side of the lowest, whose blocks float32 can hold relative to it."""
-
-NO_PLANE = -128
-"""Of what is beyond them, and of NaN."""
 
 REFERENCE = gl.constexpr(127 + BELOW // 2 - 14)
 """The scale byte of a row's largest block with which its 8-bit floats need no scaling."""

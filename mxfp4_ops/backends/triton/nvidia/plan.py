@@ -18,15 +18,14 @@ STEP_BLOCKS = 4
 """Blocks of 32 along K in a step."""
 
 LONG_STEPS = 64
-"""Of a split of the wide and of the integer kernel at most.
+"""Whose blocks' sums are added up in one place.
 
-Each sum of the wide kernel's blocks, and of a far step's of the integer kernel, adds a rounding
-error. 256 of them, of one sign and with scales from 2**-10 to 2**10, left sums with one of 1.8e-7
-(RMS), and 1.05e-6 in the worst of 2 million. (224 far steps in three planes left more than 1e-6.)
+Each adds a rounding error. 256 of them, of one sign and with scales from 2**-10 to 2**10, left sums
+with one of 1.8e-7 (RMS), and 1.05e-6 in the worst of 2 million.
 """
 
-MASK_STEPS = 32
-"""Of which a word of the integer kernel's masks tells."""
+PART = 128
+"""Rows of x of a tile of the integer kernel that are multiplied at a time where they are floats."""
 
 MOST_TILES = 64
 """That a program of the integer kernel takes, one after the other."""
@@ -100,13 +99,7 @@ class Plan:
 
     @property
     def kernel(self) -> str:
-        """Plans carry over to other sizes within one; the integer kernel stands in for the wide."""
-        return "wide" if self.specialized else "narrow"
-
-    @property
-    def name(self) -> str:
-        """Of the kernel."""
-        return "integer" if self.integer else self.kernel
+        return "integer" if self.integer else "wide" if self.wide else "narrow"
 
     @property
     def specialized(self) -> bool:
@@ -122,7 +115,7 @@ class Plan:
         """With so many splits that none is too long, and of a kernel that takes rows so long."""
         if self.integer and not 0 < k <= LONGEST_ROW:
             return self.as_wide().for_depth(k)
-        if not self.specialized:
+        if not self.wide:
             return self
         return replace(
             self, split_k=max(self.split_k, ceil(k / (BLOCK * STEP_BLOCKS * LONG_STEPS)))
@@ -147,10 +140,6 @@ class Plan:
         rounds = STEP_BLOCKS * (1 if self.specialized else self.warps_k * self.stages)
         return max(1, ceil(k / (BLOCK * rounds * self.split_k))) * rounds
 
-    def mask_words(self, k: int) -> int:
-        """Of the integer kernel, for a split."""
-        return ceil(self.blocks_per_split(k) / (STEP_BLOCKS * MASK_STEPS))
-
 
 def _split(plan: Plan, m: int, n: int, k: int, programs: int) -> Plan:
     """With as many splits of K as make `programs` of them, where K is long enough."""
@@ -173,8 +162,8 @@ def narrow_plan(m: int, n: int, k: int, units: int) -> Plan:
 
 
 @dataclass(frozen=True)
-class WideTile:
-    """A tile of the wide kernel.
+class Tile:
+    """A tile of the wide or of the integer kernel.
 
     Attributes:
         start: microseconds that a program takes beside its steps, as far as others do not hide it.
@@ -186,9 +175,12 @@ class WideTile:
     stages: int
     start: float
     step: float
+    integer: bool = False
 
     def plan(self, split_k: int) -> Plan:
-        return Plan(self.block_m, self.block_n, 4, 1, self.stages, split_k, wide=True)
+        return Plan(
+            self.block_m, self.block_n, 4, 1, self.stages, split_k, not self.integer, self.integer
+        )
 
     def time(self, split_k: int, m: int, n: int, k: int, units: int) -> float:
         """Microseconds that a product takes, as far as a choice of tiles can change them."""
@@ -198,30 +190,50 @@ class WideTile:
         steps = plan.blocks_per_split(k) // STEP_BLOCKS
         # Partial sums are written and read by a kernel of its own.
         reduce = SPLIT + 8e-6 * SPLIT_MB * split_k * m * n if split_k > 1 else 0
-        return rounds * (self.start + steps * self.step) + reduce
+        more = PREPARE + 1e-6 * k * (PREPARE_W * n + PREPARE_X * m)
+        prepare = more if self.integer else 0
+        return prepare + rounds * (self.start + steps * self.step) + reduce
 
 
 # Fitted to 361 products of 16 to 4096 rows and eight weights, on an H200. What the rule takes by
 # them was the fastest of the measured tiles and splits, or within 2 % of it.
 WIDE_TILES = (
-    WideTile(16, 64, 8, 3.12, 0.236),
-    WideTile(32, 64, 4, 2.64, 0.311),
-    WideTile(32, 64, 8, 3.43, 0.266),
-    WideTile(64, 64, 4, 3.44, 0.373),
-    WideTile(64, 128, 8, 3.89, 0.416),
-    WideTile(128, 64, 4, 4.64, 0.62),
-    WideTile(128, 128, 4, 4.84, 0.636),
+    Tile(16, 64, 8, 3.12, 0.236),
+    Tile(32, 64, 4, 2.64, 0.311),
+    Tile(32, 64, 8, 3.43, 0.266),
+    Tile(64, 64, 4, 3.44, 0.373),
+    Tile(64, 128, 8, 3.89, 0.416),
+    Tile(128, 64, 4, 4.64, 0.62),
+    Tile(128, 128, 4, 4.84, 0.636),
+)
+# Fitted to 290 products of 128 to 4096 rows whose tiles were all of integers.
+INTEGER_TILES = (
+    Tile(128, 64, 4, 3.27, 0.499, integer=True),
+    Tile(128, 128, 5, 3.84, 0.448, integer=True),
+    Tile(256, 128, 4, 5.63, 0.666, integer=True),
 )
 SPLIT = 3.29
 SPLIT_MB = 0.0764
 """Microseconds for a split of K, and for a megabyte of partial sums."""
 
+PREPARE, PREPARE_W, PREPARE_X = 0.7, 0.062, 0.12
+"""Microseconds by which the integer kernel's preparation takes longer, and for a million elements
+of W and of x."""
+
+INTEGER_ROWS = 128
+"""Up to so many the integer kernel gains at most 11 % where rows are plain, and loses 26 to 42 %
+where they are not."""
+
 
 @lru_cache(4096)  # some hundred microseconds, at each call that is like no other
-def wide_plans(m: int, n: int, k: int, units: int) -> tuple[Plan, ...]:
-    """For each tile the splits of K that take least by the times above, and the best tile first."""
+def tile_plans(m: int, n: int, k: int, units: int, integer: bool) -> tuple[Plan, ...]:
+    """For each tile the splits of K that take least by the times above, and the best tile first.
+
+    Without `integer`, of the wide kernel only.
+    """
     found = []
-    for tile in WIDE_TILES:
+    integers = integer and m > INTEGER_ROWS and 0 < k <= LONGEST_ROW
+    for tile in WIDE_TILES + (INTEGER_TILES if integers else ()):
         if 2 * tile.block_m < min(m, 128):  # not measured
             continue
         times = {}
@@ -236,18 +248,19 @@ def wide_plans(m: int, n: int, k: int, units: int) -> tuple[Plan, ...]:
     return tuple(plan for _, plan in sorted(found, key=itemgetter(0)))
 
 
-def product_plan(m: int, n: int, k: int, target: Target) -> Plan:
+def product_plan(m: int, n: int, k: int, target: Target, integer: bool = True) -> Plan:
+    """By rule; without `integer` for another kernel than that."""
     most = 0 if n * k >= LARGE_WEIGHT else NARROW_ROWS
     if has_wgmma(target.arch) and m > most:
-        return wide_plans(m, n, k, target.compute_units)[0]
+        return tile_plans(m, n, k, target.compute_units, integer)[0]
     return narrow_plan(m, n, k, target.compute_units)
 
 
 def found_plan(m: int, n: int, k: int, target: Target, integer: bool = True) -> Found[Plan]:
-    """From the table or by rule; without `integer` of no plan for that kernel."""
+    """From the table or by rule; without `integer` for another kernel than that."""
     found = lookup.find(
         target, m, n, k, Plan,
-        rule=product_plan(m, n, k, target),
+        rule=product_plan(m, n, k, target, integer),
         can_run=lambda plan: (
             not plan.specialized
             or (has_wgmma(target.arch) and (integer or not plan.integer))

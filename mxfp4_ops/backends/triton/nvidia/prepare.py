@@ -125,57 +125,85 @@ def mxfp4_prepare(
     tl.store(operand + offset, tl.reshape(value, [BLOCKS * BLOCK]), mask=column < padded_k)
 
 
-def _of_halves(unpack: str, scaled: str, byte: str) -> str:
-    """PTX for 4 numbers of 16 bits, with 4 float32 factors and 4 float16 scales: a word of 4 bytes.
+# What becomes of an E2M1 number in float16, and which byte of that is the result: the upper byte of
+# a float16 is an 8-bit float; 1536 and an integer have that in the lower byte.
+FLOAT8_RESULT = "mul.rn.f16x2 {1}, {0}, s;", "0x7531"
+INTEGER_RESULT = "mov.b32 e, 0x66006600; fma.rn.f16x2 {1}, {0}, s, e;", "0x6420"
+
+
+def _of_halves(unpack: str, *results: tuple[str, str]) -> str:
+    """PTX for 4 numbers of 16 bits, with 4 float32 factors and for each result 4 float16 scales.
 
     The factor makes a number one of E2M1's, to which it is rounded: added to 768 times the power of
-    two below it, and to at least 768, float16 has just those. `scaled` is what becomes of that and
-    the scale, and `byte` which byte of it is the result.
+    two below it, and to at least 768, float16 has just those. A result is a word of 4 bytes.
     """
-    lines = ["{", ".reg .b32 a, b, e, s, h0, h1;"]
+    lines = ["{", ".reg .b32 a, b, e, s, h0, h1, r0, r1;"]
+    x, factor, scale = (len(results) + i for i in (0, 2, 6))
     for i, h in enumerate(("h0", "h1")):
         lines += [
-            unpack.format(f"${1 + i}"),
-            f"mul.rn.f32 a, a, ${3 + 2 * i}; mul.rn.f32 b, b, ${4 + 2 * i};",
+            unpack.format(f"${x + i}"),
+            f"mul.rn.f32 a, a, ${factor + 2 * i}; mul.rn.f32 b, b, ${factor + 2 * i + 1};",
             f"cvt.rn.f16x2.f32 {h}, b, a; mov.b32 s, 0x3C003C00;",
             f"and.b32 e, {h}, 0x7C007C00; max.f16x2 e, e, s; add.u32 e, e, 0x26002600;",
             f"add.rn.f16x2 {h}, {h}, e; sub.rn.f16x2 {h}, {h}, e;",
             f"mov.b32 s, 0x46004600; min.f16x2 {h}, {h}, s;",
             f"mov.b32 s, 0xC600C600; max.f16x2 {h}, {h}, s;",
-            f"prmt.b32 s, ${7 + 2 * i}, ${8 + 2 * i}, 0x5410; {scaled.format(h)}",
         ]
-    return "\n".join([*lines, f"prmt.b32 $0, h0, h1, {byte};", "}"])
+    for j, (scaled, byte) in enumerate(results):
+        for i in range(2):
+            at = scale + 4 * j + 2 * i
+            lines.append(f"prmt.b32 s, ${at}, ${at + 1}, 0x5410; {scaled.format(f'h{i}', f'r{i}')}")
+        lines.append(f"prmt.b32 ${j}, r0, r1, {byte};")
+    return "\n".join([*lines, "}"])
 
 
 _OF_BFLOAT16 = "shl.b32 a, {0}, 16; and.b32 b, {0}, 0xFFFF0000;"
 _OF_FLOAT16 = "{{ .reg .b16 l, u; mov.b32 {{l, u}}, {0}; cvt.f32.f16 a, l; cvt.f32.f16 b, u; }}"
-# The upper byte of a float16 is an 8-bit float; 1536 and an integer have that in the lower byte.
-_FLOAT8 = "mul.rn.f16x2 {0}, {0}, s;", "0x7531"
-_INTEGER = "mov.b32 e, 0x66006600; fma.rn.f16x2 {0}, {0}, s, e;", "0x6420"
-FLOAT8_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, *_FLOAT8))
-FLOAT8_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, *_FLOAT8))
-INTEGER_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, *_INTEGER))
-INTEGER_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, *_INTEGER))
+FLOAT8_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, FLOAT8_RESULT))
+FLOAT8_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, FLOAT8_RESULT))
+BOTH_OF_BFLOAT16 = tl.constexpr(_of_halves(_OF_BFLOAT16, FLOAT8_RESULT, INTEGER_RESULT))
+BOTH_OF_FLOAT16 = tl.constexpr(_of_halves(_OF_FLOAT16, FLOAT8_RESULT, INTEGER_RESULT))
 
 
 @triton.jit
-def of_halves(x: tl.tensor, byte: tl.tensor, scale: tl.tensor, INTEGER: tl.constexpr) -> tl.tensor:
-    """Numbers of 16 bits in blocks with a scale byte, as E2M1 has them, times a float16 (bits).
+def factor(byte: tl.tensor) -> tl.tensor:
+    """What numbers in blocks with a scale byte are multiplied by to be E2M1's."""
+    bits = tl.where(byte < 254, (254 - byte) << 23, 0x400000)
+    return bits.to(tl.float32, bitcast=True)
 
-    They become 8-bit floats, or integers.
-    """
-    factor = tl.where(byte < 254, (254 - byte) << 23, 0x400000).to(tl.float32, bitcast=True)
+
+@triton.jit
+def float8_of_halves(x: tl.tensor, byte: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Numbers of 16 bits in blocks with a scale byte, as E2M1 has them, times a float16 (bits)."""
     of_bfloat16: tl.constexpr = x.dtype == tl.bfloat16
     return tl.inline_asm_elementwise(
-        (INTEGER_OF_BFLOAT16 if of_bfloat16 else INTEGER_OF_FLOAT16)
-        if INTEGER
-        else (FLOAT8_OF_BFLOAT16 if of_bfloat16 else FLOAT8_OF_FLOAT16),
+        FLOAT8_OF_BFLOAT16 if of_bfloat16 else FLOAT8_OF_FLOAT16,
         "=r,r,r,r,r,r,r,r,r,r,r",
-        [x, factor.broadcast_to(x.shape), scale.broadcast_to(x.shape)],
+        [x, factor(byte).broadcast_to(x.shape), scale.broadcast_to(x.shape)],
         dtype=tl.int8,
         is_pure=True,
         pack=4,
     )
+
+
+@triton.jit
+def float8_scale(byte: tl.tensor, some: tl.tensor, largest: tl.tensor) -> tl.tensor:
+    """What E2M1 numbers are multiplied by to be 8-bit floats, as a float16's bits."""
+    exponent = byte - largest + BELOW // 2
+    holds = (exponent >= -(BELOW // 2)) & (byte != NAN_SCALE)
+    scale = tl.where(holds, (exponent + 15) << 10, 0x7E00)
+    return tl.where(some, scale, 0)
+
+
+@triton.jit
+def float8_of_codes(codes: tl.tensor, byte: tl.tensor, largest: tl.tensor) -> tl.tensor:
+    """Codes (int32) as 8-bit floats."""
+    exponent = byte - largest + BELOW // 2
+    holds = (exponent >= -(BELOW // 2)) & (byte != NAN_SCALE)
+    magnitude = codes & 7
+    value = (magnitude << 1) - ((magnitude == 1).to(tl.int32) << 1) + ((exponent + 14) << 2)
+    value = tl.where(magnitude == 0, 0, tl.where(holds, value, FLOAT8_NAN))
+    return tl.where(byte == NAN_SCALE, FLOAT8_NAN, value | ((codes & 8) << 4)).to(tl.int8)
 
 
 @triton.jit
@@ -186,18 +214,36 @@ def float8(
 
     What they cannot hold is NaN.
     """
-    exponent = byte - largest + BELOW // 2  # of the scale
-    holds = (exponent >= -(BELOW // 2)) & (byte != NAN_SCALE)
     if QUANTIZE and x.dtype != tl.float32:
-        scale = tl.where(holds, (exponent + 15) << 10, 0x7E00)
-        value = of_halves(x, byte, tl.where(some, scale, 0), INTEGER=False)
+        value = float8_of_halves(x, byte, float8_scale(byte, some, largest))
     else:
         codes = e2m1_codes(float32_bits(x), byte) if QUANTIZE else x
-        magnitude = codes & 7
-        value = (magnitude << 1) - ((magnitude == 1).to(tl.int32) << 1) + ((exponent + 14) << 2)
-        value = tl.where(magnitude == 0, 0, tl.where(holds, value, FLOAT8_NAN))
-        value = tl.where(byte == NAN_SCALE, FLOAT8_NAN, value | ((codes & 8) << 4)).to(tl.int8)
+        value = float8_of_codes(codes, byte, largest)
     return value
+
+
+@triton.jit
+def store_float8(
+    operand: tl.tensor,
+    value: tl.tensor,
+    row: tl.tensor,
+    first: tl.tensor,
+    padded_k: tl.tensor,
+    padded_m: tl.tensor,
+    BLOCK_M: tl.constexpr,
+) -> None:
+    """Store blocks [BLOCKS, 32] of a row (int64), from `first` on, as `mxfp4_prepare_wide` says."""
+    BLOCKS: tl.constexpr = value.shape[0]
+    value = tl.reshape(value, [BLOCKS, HALF_BLOCK, 2])
+    value = tl.reshape(tl.permute(value, [0, 2, 1]), [BLOCKS * BLOCK])
+    element = tl.arange(0, BLOCKS * BLOCK)
+    block = first + element // BLOCK
+    line = block % 4 * BLOCK_M + row % BLOCK_M
+    line ^= line >> 3 & 3
+    offset = block // 4 * (padded_m.to(tl.int64) * 128) + row // BLOCK_M * (BLOCK_M * 128)
+    offset += line * BLOCK + element % BLOCK
+    bytes_ = operand.to(tl.pointer_type(tl.int8))
+    tl.store(bytes_ + offset, value, mask=block < padded_k // BLOCK)
 
 
 @triton.jit
@@ -235,9 +281,6 @@ def mxfp4_prepare_wide(
     a += row * a_stride_m
     if not QUANTIZE:
         a_scale += row * a_scale_stride
-    tile = row // BLOCK_M * (BLOCK_M * 128)
-    step_stride = padded_m.to(tl.int64) * 128
-    bytes_ = operand.to(tl.pointer_type(tl.int8))
     if DEPENDENT:
         wait_for_previous()  # for what the kernels before wrote
         let_next_begin()
@@ -252,14 +295,8 @@ def mxfp4_prepare_wide(
     for first in range(0, BLOCKS if ONCE else padded_k // BLOCK, BLOCKS):
         if not ONCE:
             x, byte, some = row_part(a, a_scale, first, k, a_stride_k, QUANTIZE, ROUNDING, BLOCKS)
-        value = tl.reshape(float8(x, byte, some, largest, QUANTIZE), [BLOCKS, HALF_BLOCK, 2])
-        value = tl.reshape(tl.permute(value, [0, 2, 1]), [BLOCKS * BLOCK])
-        element = tl.arange(0, BLOCKS * BLOCK)
-        block = first + element // BLOCK
-        line = block % 4 * BLOCK_M + row % BLOCK_M
-        line ^= line >> 3 & 3
-        offset = block // 4 * step_stride + tile + line * BLOCK + element % BLOCK
-        tl.store(bytes_ + offset, value, mask=block < padded_k // BLOCK)
+        value = float8(x, byte, some, largest, QUANTIZE)
+        store_float8(operand, value, row, first, padded_k, padded_m, BLOCK_M)
 
 
 def prepared(

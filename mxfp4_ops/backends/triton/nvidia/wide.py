@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from .. import dependent
 from ..indices import along
 from . import layouts
-from .epilogue import compute_anew, store_tile
+from .epilogue import compute_anew, scaled_floats, some_nan, store_sums
 from .exact import exact_tile, largest, scale_blocks
 from .operands import (
     STEP,
@@ -183,20 +183,21 @@ def keep(unpacked: gl.tuple) -> None:
 
 
 @gluon.jit
-def multiply(
+def add_steps(
     ring: gl.tuple,
-    flags: gl.tensor,
-    result: gl.tuple,
-    span: gl.tuple,
-    INDEX: gl.constexpr,
-) -> None:
-    """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
-    _, tiles, _, words, scale_words, full, empty = ring
-    reference, _, _, m, _, _ = result
-    first, top, _, _, steps = span
+    begins: gl.tensor,
+    ends: gl.tensor,
+    base: gl.tensor,
+    ROW: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+) -> tuple[gl.tensor, gl.tensor]:
+    """Sums of what is in the ring from `begins` on and before `ends`, and bits that tell what fits.
+
+    Scale bytes are added to `base`, of each row of W, if that is given. Bit 7 of a row's bytes is
+    set where all its blocks have a scale that is `in_range`.
+    """
+    tiles, words, scale_words, full, empty = ring
     STAGES: gl.constexpr = words.shape[0]
-    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
-    ROW: gl.constexpr = INDEX * GROUP
     layout: gl.constexpr = layouts.group_sums(BLOCK_M)
     word_layout: gl.constexpr = layouts.float8_words()
     row_layout: gl.constexpr = gl.SliceLayout(1, layout)
@@ -204,21 +205,20 @@ def multiply(
     # the units multiply a block while those of the one before are added up.
     BLOCKS: gl.constexpr = 1 if BLOCK_M > 64 else 4
     total = gl.zeros([GROUP, BLOCK_M], gl.float32, layout=layout)
-    mbarrier.wait(full.index(0), 0)
-    # What the end needs is on its way from here on, and nothing waits for it before.
-    column = top + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
-    scale_of_x = gl.load(reference + column, mask=column < m, other=127)
-    w = words.index(0).slice(ROW, GROUP).load(word_layout)
+    w = words.index(begins % STAGES).slice(ROW, GROUP).load(word_layout)
     fits = gl.full([GROUP], -1, gl.int32, layout=row_layout)
-    for step in range(steps):
+    for step in range(begins, ends):
         slot = step % STAGES
         following = (step + 1) % STAGES
         unpacked = float8_blocks(w)
         scales = scale_words.index(slot).slice(ROW, GROUP).load(row_layout)
+        if base is not None:
+            scales = plus_base(scales, base)
         fits &= in_range(scales)
         scales = gl.expand_dims(scales, 1)
         for i in gl.static_range(0, 4, BLOCKS):
-            parts = begin(unpacked, tiles.index(slot), total, i, BLOCKS)
+            tile = tiles.index(slot).slice(0, 4 * BLOCK_M)
+            parts = begin(unpacked, tile, total, i, BLOCKS)
             if i + BLOCKS == 4:
                 mbarrier.wait(full.index(following), (step + 1) // STAGES & 1)
                 w = words.index(following).slice(ROW, GROUP).load(word_layout)
@@ -229,16 +229,55 @@ def multiply(
             for j in gl.static_range(BLOCKS):
                 part = parts if BLOCKS == 1 else parts[j]
                 total = gl.fma(part, scale(scales, i + j), total)
-    found = store_tile(total, scale_of_x, first + ROW, top, result)
-    outside = (fits >> 7 & 0x01010101) != 0x01010101  # bit 7 of each byte tells
-    note(flags, INDEX, gl.maximum(found, largest(outside.to(gl.int32))))
+    return total, fits
+
+
+@gluon.jit
+def plus_base(bytes_: gl.tensor, base: gl.tensor) -> gl.tensor:
+    """Four bytes, each plus the base of its row, modulo 256."""
+    bases = base * 0x01010101
+    low = (bytes_ & 0x7F7F7F7F) + (bases & 0x7F7F7F7F)
+    return low ^ ((bytes_ ^ bases) & -0x7F7F7F80)
+
+
+@gluon.jit
+def outside(fits: gl.tensor) -> gl.tensor:
+    """1 where `add_steps` found a scale that is not `in_range`."""
+    return largest(((fits >> 7 & 0x01010101) != 0x01010101).to(gl.int32))
+
+
+@gluon.jit
+def multiply(
+    ring: gl.tuple,
+    reference: gl.tensor,
+    flags: gl.tensor,
+    result: gl.tuple,
+    span: gl.tuple,
+    INDEX: gl.constexpr,
+) -> None:
+    """The task of a group of warps: to multiply what is in the ring, and to store the sums."""
+    _, tiles, _, words, scale_words, full, empty = ring
+    _, _, m, n, _ = result
+    first, top, _, _, steps = span
+    BLOCK_M: gl.constexpr = tiles.shape[1] // 4
+    ROW: gl.constexpr = INDEX * GROUP
+    mbarrier.wait(full.index(0), 0)
+    # What the end needs is on its way from here on, and nothing waits for it before.
+    column = top + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    scale_of_x = gl.load(reference + column, mask=column < m, other=127)
+    filled = (tiles, words, scale_words, full, empty)
+    total, fits = add_steps(filled, 0, steps, None, ROW, BLOCK_M)
+    total = scaled_floats(total, scale_of_x)
+    found = some_nan(total, first + ROW, top, m, n)
+    store_sums(total, first + ROW, top, result)
+    note(flags, INDEX, gl.maximum(found, outside(fits)))
 
 
 @gluon.jit
 def mxfp4_gemm_wide(
     a: gl.tensor,
     a_scale: gl.tensor,
-    x_tiles: gl.tensor,
+    operand: gl.tensor,
     reference: gl.tensor,
     code_tiles: gl.tensor,
     codes: gl.tensor,
@@ -268,7 +307,7 @@ def mxfp4_gemm_wide(
     """One program computes the sums of BLOCK_N rows of W and BLOCK_M of x over one split of K.
 
     STAGES tiles of both are under way or in use. With ALIGNED, a step's scales can be read as a
-    word. `x_tiles` describes x as `mxfp4_prepare_wide` makes it, with `reference`; `code_tiles`
+    word. `operand` describes x as `mxfp4_prepare_wide` makes it, with `reference`; `code_tiles`
     describes `codes`, or is None where threads copy them. Other arguments are as
     for `mxfp4_gemm_narrow`.
     """
@@ -300,12 +339,12 @@ def mxfp4_gemm_wide(
         mbarrier.init(empty.index(i), count=GROUPS)
     ring = (x_lines, tiles, code_lines, words, scale_words, full, empty)
     span = (first, top, begin, end, blocks_per_split // 4)
-    source = (x_tiles, padded_m, code_tiles, codes, code_stride, scales, scale_stride, n)
-    result = (reference, bias, out, m, n, bias_stride)
+    source = (operand, padded_m, code_tiles, codes, code_stride, scales, scale_stride, n)
+    result = (bias, out, m, n, bias_stride)
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (multiply, (ring, flags, result, span, 0)),
+                (multiply, (ring, reference, flags, result, span, 0)),
                 (copy, (ring, source, span, SHUFFLED, ALIGNED, DEPENDENT)),
             ],
             [COPYING],
@@ -314,8 +353,8 @@ def mxfp4_gemm_wide(
     else:
         gl.warp_specialize(
             [
-                (multiply, (ring, flags, result, span, 0)),
-                (multiply, (ring, flags, result, span, 1)),
+                (multiply, (ring, reference, flags, result, span, 0)),
+                (multiply, (ring, reference, flags, result, span, 1)),
                 (copy, (ring, source, span, SHUFFLED, ALIGNED, DEPENDENT)),
             ],
             [4, COPYING],
