@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,6 +104,29 @@ def bandwidth() -> float:
     return 2 * COPIED / (statistics.median(times[3:]) * 1e-3)
 
 
+class Activations(StrEnum):
+    """What x is: products may take longer where block scales differ much within a row.
+
+    Attributes:
+        normal: normal numbers.
+        gated: such numbers times others' SiLU, and blocks of 32 features of log-normal size.
+        outlier: normal numbers, but for a single one, of 1000.
+    """
+
+    normal = "normal"
+    gated = "gated"
+    outlier = "outlier"
+
+    def make(self, m: int, k: int) -> Tensor:
+        x = torch.randn(m, k, device="cuda")
+        if self is Activations.gated:
+            sizes = torch.randn(k // 32, device="cuda").exp().repeat_interleave(32)
+            x *= torch.nn.functional.silu(torch.randn(m, k, device="cuda")) * sizes
+        elif self is Activations.outlier:
+            x[0, 0] = 1000
+        return x.bfloat16()
+
+
 def random_weight(n: int, k: int) -> tuple[Tensor, Tensor]:
     """Quantised from normal numbers, as trained weights roughly are."""
     import mxfp4_ops
@@ -180,6 +204,9 @@ def main(
     peers: Annotated[str, typer.Option(help="Implementations, with commas between.")] = ",".join(
         PEERS
     ),
+    activations: Annotated[
+        Activations, typer.Option(help="How block scales of x differ within its rows.")
+    ] = Activations.normal,
     json_: Annotated[Path | None, typer.Option("--json", help="Where to save figures.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Where to save the plot.")] = None,
 ) -> None:
@@ -201,6 +228,7 @@ def main(
         "driver": driver(),
         "date": date.today().isoformat(),
         "versions": versions(),
+        "activations": activations.value,
         "copy_bytes_per_second": read,
         "notes": notes,
     }
@@ -210,7 +238,7 @@ def main(
             copies = 2 + int(4 * cache_bytes() // (n * k * WEIGHT_BITS / 8))
             weights = [random_weight(n, k) for _ in range(min(copies, 64))]
             for size in map(int, m.split(",")):
-                x = torch.randn(size, k, dtype=torch.bfloat16, device="cuda")
+                x = activations.make(size, k)
                 for name in names:
                     try:
                         rows.append(measure(name, x, weights))

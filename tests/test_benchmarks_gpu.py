@@ -68,14 +68,16 @@ def test_names() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("activations", list(gpu.Activations), ids=lambda kind: kind.value)
+def test_on_a_gpu(tmp_path: Path, activations: gpu.Activations) -> None:
     saved = tmp_path / "gpu.json"
     wanted = "quant_mm,mm_a16,torch-bf16,dot_scaled"
     options = "--shapes", "256x512", "--m", "1,40", "--peers", wanted, "--json", str(saved)
-    found = run(*options)
+    found = run(*options, "--activations", activations.value)
     assert found.returncode == 0, found.stderr
     report = json.loads(saved.read_text())
     assert report["notes"] == []
+    assert report["activations"] == activations.value
     assert {(r["name"], r["m"]) for r in report["rows"]} == {
         (name, m) for name in wanted.split(",") for m in (1, 40)
     }

@@ -10,6 +10,7 @@ import torch
 from mxfp4_ops.backends import triton
 from mxfp4_ops.backends.devices import Target
 from mxfp4_ops.backends.triton.plan import ProductPlan
+from mxfp4_ops.formats import quantize_reference
 from mxfp4_ops.tuning import bench as bench_module
 from mxfp4_ops.tuning.bench import GpuBench, WrongResultError
 
@@ -30,6 +31,19 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
 
 def test_right_results_are_right(bench: GpuBench) -> None:
     bench.check("reference")
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_activations(monkeypatch: pytest.MonkeyPatch, uneven: bool) -> None:
+    """Only those of uneven rows have block scales that differ by more than 2**3."""
+    monkeypatch.setattr(bench_module, "_cache_bytes", lambda device: 0)
+    bench = GpuBench((5, 40, 2048), CPU, Target("cpu"), False, uneven)
+    for x in bench.x:
+        scales = quantize_reference(x)[1].int()
+        spread = scales.max(1).values - scales.min(1).values
+        assert (spread > 3).all() == (spread > 3).any() == uneven
+    for _, scales in bench.weights:
+        assert scales.max().int() - scales.min().int() <= 3
 
 
 def test_a_wrong_result_is_noticed(bench: GpuBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,17 +31,19 @@ class WrongResultError(Exception):
     """A candidate does not compute the product, so its time means nothing."""
 
 
-def _activation(m: int, k: int, device: torch.device) -> Tensor:
-    """Normal numbers whose blocks differ in size."""
+def _activation(m: int, k: int, device: torch.device, uneven: bool) -> Tensor:
+    """Normal numbers; `uneven` ones are of different size in each block."""
     x = torch.randn(m, k // formats.BLOCK, formats.BLOCK, device=device)
-    sizes = torch.randint(-3, 4, x.shape[:2], device=device).unsqueeze(-1)
-    return (x * sizes.exp2()).flatten(1).to(torch.bfloat16)
+    if uneven:
+        x *= torch.randint(-3, 4, x.shape[:2], device=device).exp2().unsqueeze(-1)
+    return x.flatten(1).to(torch.bfloat16)
 
 
 def _weight(n: int, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """With scales that differ as those of normal numbers do."""
     codes = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device=device)
     scales = (n, k // formats.BLOCK)
-    return codes, torch.randint(120, 132, scales, dtype=torch.uint8, device=device)
+    return codes, torch.randint(126, 129, scales, dtype=torch.uint8, device=device)
 
 
 def _cache_bytes(device: torch.device) -> int:
@@ -56,13 +58,20 @@ class GpuBench:
     backend. The calls that are timed are one CUDA graph, so that no host code is timed.
     """
 
-    def __init__(self, shape: Shape, device: torch.device, target: Target, shuffled: bool) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        device: torch.device,
+        target: Target,
+        shuffled: bool,
+        uneven: bool = False,
+    ) -> None:
         m, n, k = shape
         self.call = Call("quant_mm", device, torch.bfloat16, m, n, k, shuffled, target)
         copies = min(MOST_COPIES, 2 + 2 * _cache_bytes(device) // (n * k // 2 + 2 * m * k))
         plain = [_weight(n, k, device) for _ in range(copies)]
         self.weights = [layout.shuffle(*w) if shuffled else w for w in plain]
-        self.x = [_activation(m, k, device) for _ in range(copies)]
+        self.x = [_activation(m, k, device, uneven) for _ in range(copies)]
         a = formats.dequantize_reference(*formats.quantize_reference(self.x[0]), torch.float64)
         exact, bound = [], []
         for codes, scales in zip(*(t.split(COLUMNS) for t in plain[0]), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -44,11 +45,11 @@ def _products(
     return list(dict.fromkeys(found))
 
 
-def _measured_on(device: torch.device) -> str:
+def _measured_on(device: torch.device, uneven: bool) -> str:
     import triton
 
-    name = torch.cuda.get_device_name(device)
-    return f"measured on {name}, Triton {triton.__version__}"
+    name, how = torch.cuda.get_device_name(device), " with uneven activations" if uneven else ""
+    return f"measured{how} on {name}, Triton {triton.__version__}"
 
 
 def _others(call: Call) -> list[str]:
@@ -143,6 +144,9 @@ def tune(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="To search for one product.")] = 15,
     again: Annotated[bool, typer.Option(help="Also what was measured on such a GPU.")] = False,
+    uneven: Annotated[
+        bool, typer.Option(help="For activations whose blocks differ much in size.")
+    ] = False,
     device: Annotated[int, typer.Option(min=0, help="The GPU's number.")] = 0,
 ) -> None:
     """Measure which tiles are the fastest on the GPU here, and write a table of them."""
@@ -162,8 +166,9 @@ def tune(
     folder.mkdir(parents=True, exist_ok=True)
     with torch.cuda.device(where):
         target = devices.target(where)
-        record = Record(folder, target, _measured_on(where))
-        tune_all(products, record, where, target, seconds, again)
+        record = Record(folder, target, _measured_on(where, uneven))
+        bench = partial(GpuBench, uneven=uneven)
+        tune_all(products, record, where, target, seconds, again, make_bench=bench)
     console.print(f"The table is {record.path}.", soft_wrap=True)
     if lookup.directory is None or folder.absolute() != Path(lookup.directory).absolute():
         console.print(f"To use it: export {lookup.DIRECTORY_VARIABLE}={folder.absolute()}")
