@@ -26,7 +26,7 @@ from ..portable import dequantize, grouped_quant_mm, mm_a16, quantize
 from ..reduce import bias_arguments, split_sums
 from .integer import mxfp4_gemm_integer
 from .narrow import mxfp4_gemm_narrow
-from .plan import LONG_STEPS, PART, STEP_BLOCKS, Plan, capability, found_plan
+from .plan import LONG_STEPS, STEP_BLOCKS, Plan, capability, found_plan
 from .prepare import STEP, prepared
 from .prepare_integer import prepared_integer
 from .wide import mxfp4_gemm_wide
@@ -114,7 +114,9 @@ def _part(
     padded_k = plan.split_k * per_split * BLOCK
     options: dict[str, Any] = {"launch_pdl": True} if constants["DEPENDENT"] else {}
     scales, blocks = right["scales"], right["blocks"]
-    words = all(i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0)))
+    words = plan.specialized and all(
+        i % 4 == 0 for i in (blocks, scales.data_ptr(), scales.stride(0))
+    )
     if plan.integer:
         prepare = prepared_integer(left, right, constants, options, k, padded_k, out, plan, words)
     else:
@@ -130,7 +132,7 @@ def _part(
     if plan.specialized:
         constants |= {"STAGES": plan.stages}
         options = options | {"maxnreg": plan.registers}
-        part = min(plan.block_m, PART)
+        part = prepare.constants["BLOCK_M"]
         arguments["operand"] = _tiles(made["operand"].view(-1, STEP), STEP, part, STEP)
         arguments["padded_m"] = prepare.arguments["padded_m"]
     if plan.integer:

@@ -59,30 +59,34 @@ def place(
 
 
 @gluon.jit
-def some_far(far: gl.tensor, first: gl.tensor, end: gl.tensor, ROWS: gl.constexpr) -> gl.tensor:
+def some_uneven(
+    uneven: gl.tensor, first: gl.tensor, end: gl.tensor, ROWS: gl.constexpr
+) -> gl.tensor:
     """Whether one of ROWS rows from `first` on, and before `end`, is not plain."""
     row = first + gl.arange(0, ROWS, layout=gl.BlockedLayout([ROWS // 32], [32], [1], [0]))
-    return gl.max(gl.load(far + row, mask=row < end, other=0), 0)
+    return gl.max(gl.load(uneven + row, mask=row < end, other=0), 0)
 
 
 @gluon.jit
-def parts_of_tile(far: gl.tensor, top: gl.tensor, m: gl.tensor, BLOCK_M: gl.constexpr) -> gl.tensor:
+def parts_of_tile(
+    uneven: gl.tensor, top: gl.tensor, m: gl.tensor, BLOCK_M: gl.constexpr
+) -> gl.tensor:
     """How many parts a tile is multiplied in, each by all its steps."""
-    return gl.where(far != 0, gl.cdiv(gl.minimum(m - top, BLOCK_M), min(BLOCK_M, PART)), 1)
+    return gl.where(uneven != 0, gl.cdiv(gl.minimum(m - top, BLOCK_M), min(BLOCK_M, PART)), 1)
 
 
 @gluon.jit
 def copy(
     ring: gl.tuple,
     source: gl.tuple,
-    far_rows: gl.tuple,
+    uneven_rows: gl.tuple,
     sizes: gl.tuple,
     tiles: gl.tensor,
 ) -> None:
     """The task of the warp that fills the ring."""
     x_lines, float_lines, code_lines, words, heights, kinds, full, empty = ring
     integers, floats, code_tiles, heights_of_w, padded_m, padded_n = source
-    far_of_x, far_of_w = far_rows
+    uneven_of_x, uneven_of_w = uneven_rows
     m, n, _, _ = sizes
     STAGES: gl.constexpr = words.shape[0]
     BLOCK_N: gl.constexpr = words.shape[1]
@@ -95,15 +99,17 @@ def copy(
     filled = 0
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         first, top, _split, begin, steps = place(tile, sizes, BLOCK_M, BLOCK_N)
-        far = some_far(far_of_x, top, m, BLOCK_M) | some_far(far_of_w, first, n, BLOCK_N)
+        uneven = some_uneven(uneven_of_x, top, m, BLOCK_M) | some_uneven(
+            uneven_of_w, first, n, BLOCK_N
+        )
         bytes_ = heights_of_w + gl.multiple_of(first, GROUP) + row
-        for part in range(parts_of_tile(far, top, m, BLOCK_M)):
+        for part in range(parts_of_tile(uneven, top, m, BLOCK_M)):
             for step in range(begin, begin + steps):
                 slot = filled % STAGES
                 if filled >= STAGES:
                     mbarrier.wait(empty.index(slot), filled // STAGES & 1 ^ 1)
-                kinds.index(slot).store(one + far)
-                if far == 0:
+                kinds.index(slot).store(one + uneven)
+                if uneven == 0:
                     mbarrier.expect(full.index(slot), BLOCK_M * STEP + OF_W)
                     at = [top, step * STEP]
                     load_tile(integers, at, full.index(slot), x_lines.index(slot))
@@ -352,14 +358,14 @@ def multiply(
     mbarrier.wait(full.index(0), 0)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         first, top, split, _begin, steps = place(tile, sizes, BLOCK_M, BLOCK_N)
-        far = gl.max(kinds.index(done % STAGES).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        uneven = gl.max(kinds.index(done % STAGES).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
         base = gl.load(base_of_w + first + row)
         to = (bias, out + gl.cast(split, gl.int64) * m * n, m, n, bias_stride)
         at = (first + INDEX * GROUP, top)
         span = (done, steps)
-        parts = parts_of_tile(far, top, m, BLOCK_M)
+        parts = parts_of_tile(uneven, top, m, BLOCK_M)
         found = 0
-        if far == 0:
+        if uneven == 0:
             integer_tile(ring, base, base_of_x, to, at, span, ends, INDEX)
         else:
             found = float_tile(ring, base, reference, to, at, span, parts, ends, INDEX)
@@ -381,13 +387,13 @@ def mxfp4_gemm_integer(
     reference: gl.tensor,
     integer: gl.tensor,
     base_of_x: gl.tensor,
-    far_of_x: gl.tensor,
+    uneven_of_x: gl.tensor,
     code_tiles: gl.tensor,
     codes: gl.tensor,
     scales: gl.tensor,
     heights: gl.tensor,
     base_of_w: gl.tensor,
-    far_of_w: gl.tensor,
+    uneven_of_w: gl.tensor,
     bias: gl.tensor,
     out_tiles: gl.tensor,
     out: gl.tensor,
@@ -457,14 +463,14 @@ def mxfp4_gemm_integer(
     ring = (x_lines, float_lines, block_lines, words, height_ring, kinds, full, empty)
     sizes = (m, n, blocks, blocks_per_split // 4)
     source = (integer, operand, code_tiles, heights, padded_m, padded_n)
-    far_rows = (far_of_x, far_of_w)
+    uneven_rows = (uneven_of_x, uneven_of_w)
     of_rows = (base_of_w, base_of_x, reference)
     result = (bias, out, m, n, bias_stride)
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 0)),
-                (copy, (to_fill, source, far_rows, sizes, tiles)),
+                (copy, (to_fill, source, uneven_rows, sizes, tiles)),
             ],
             [1],
             [COPY_REGISTERS[0]],
@@ -474,7 +480,7 @@ def mxfp4_gemm_integer(
             [
                 (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 0)),
                 (multiply, (ring, flags, of_rows, result, sizes, tiles, ends, 1)),
-                (copy, (to_fill, source, far_rows, sizes, tiles)),
+                (copy, (to_fill, source, uneven_rows, sizes, tiles)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, COPY_REGISTERS[1]],

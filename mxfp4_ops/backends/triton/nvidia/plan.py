@@ -218,7 +218,7 @@ SPLIT_MB = 0.0764
 
 PREPARE, PREPARE_W, PREPARE_X = 0.7, 0.062, 0.12
 """Microseconds by which the integer kernel's preparation takes longer, and for a million elements
-of W and of x."""
+of W and of x. With the first, the rule takes what was fastest of what was measured."""
 
 INTEGER_ROWS = 128
 """Up to so many the integer kernel gains at most 11 % where rows are plain, and loses 26 to 42 %

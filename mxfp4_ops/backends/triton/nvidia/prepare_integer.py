@@ -57,12 +57,10 @@ def byte_of(word: tl.tensor, i: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def blocks_of_zeros(
-    word: tl.tensor, codes: tl.tensor, at: tl.tensor, code_stride: tl.tensor
-) -> tl.tensor:
+def blocks_of_zeros(word: tl.tensor, codes: tl.tensor, at: tl.tensor) -> tl.tensor:
     """255 in each byte of a word of scales that is 0 and whose block's codes stand for zeros.
 
-    `at` are the blocks' numbers from `codes` on, whose rows are so many 16 bytes apart.
+    The first of the four blocks is `at` times 16 bytes behind `codes`.
     """
     found = word * 0
     for i in tl.static_range(4):
@@ -81,7 +79,7 @@ def scales_of_w(
     scales: tl.tensor,
     heights: tl.tensor,
     base_of_w: tl.tensor,
-    far_of_w: tl.tensor,
+    uneven_of_w: tl.tensor,
     first: tl.tensor,
     n: tl.tensor,
     padded_n: tl.tensor,
@@ -112,7 +110,7 @@ def scales_of_w(
     may_be_zero = (word - 0x01010101) & ~word & ~nothing & -0x7F7F7F80
     if tl.max(tl.max((may_be_zero != 0).to(tl.int32), 1), 0) > 0:
         at = row.to(tl.int64)[:, None] * code_stride + 4 * step
-        nothing |= blocks_of_zeros(word | nothing, codes, at, code_stride)
+        nothing |= blocks_of_zeros(word | nothing, codes, at)
     low, high = word | nothing, word & ~nothing
     high = tl.maximum(
         tl.maximum(byte_of(high, 0), byte_of(high, 1)),
@@ -124,7 +122,7 @@ def scales_of_w(
     base, is_plain = base_of_rows(high, low)
     is_plain &= (base >= 64) & (base <= 191)
     tl.store(base_of_w + row, base)
-    tl.store(far_of_w + row, (~is_plain).to(tl.int32))
+    tl.store(uneven_of_w + row, (~is_plain).to(tl.int32))
     bases = (base * 0x01010101)[:, None]
     height = (word & ~nothing | bases & nothing) - bases  # no byte borrows: none is below its base
     at = step.to(tl.int64) * padded_n + row[:, None]
@@ -177,12 +175,12 @@ def mxfp4_prepare_integer(
     reference: tl.tensor,
     integer: tl.tensor,
     base_of_x: tl.tensor,
-    far_of_x: tl.tensor,
+    uneven_of_x: tl.tensor,
     codes: tl.tensor,
     scales: tl.tensor,
     heights: tl.tensor,
     base_of_w: tl.tensor,
-    far_of_w: tl.tensor,
+    uneven_of_w: tl.tensor,
     n: tl.tensor,
     k: tl.tensor,
     blocks: tl.tensor,
@@ -207,8 +205,8 @@ def mxfp4_prepare_integer(
     `operand` and `reference` are as for `mxfp4_prepare_wide`. `integer` [m, padded_k] int8 has the
     rows that are plain, each step in the order that the lanes of a warp expect, of which each has a
     block of W: the bits of an element's number (2 for the block, 2, 1, 2) come in the order second,
-    third, first, last. `heights` [steps, padded_n] has how far the scales of W are above their
-    base, four bytes in a word; `far_of_x` and `far_of_w` tell which rows are not plain. With
+    third, first, last. `heights` [steps, padded_n] has how uneven the scales of W are above their
+    base, four bytes in a word; `uneven_of_x` and `uneven_of_w` tell which rows are not plain. With
     ALIGNED, four scales of W can be read as a word. BLOCKS are a power of two that holds a row.
     """
     if DEPENDENT:
@@ -217,7 +215,7 @@ def mxfp4_prepare_integer(
     of_w = padded_n // ROWS
     if tl.program_id(0) < of_w:
         scales_of_w(
-            codes, scales, heights, base_of_w, far_of_w, tl.program_id(0) * ROWS, n, padded_n,
+            codes, scales, heights, base_of_w, uneven_of_w, tl.program_id(0) * ROWS, n, padded_n,
             blocks, code_stride, scale_stride, ALIGNED, ROWS, BLOCKS,
         )  # fmt: skip
     else:
@@ -238,7 +236,7 @@ def mxfp4_prepare_integer(
         is_plain = tl.where(largest == NAN_SCALE, 0, is_plain)
         tl.store(reference + row, largest)
         tl.store(base_of_x + row, base)
-        tl.store(far_of_x + row, 1 - is_plain)
+        tl.store(uneven_of_x + row, 1 - is_plain)
         floats, whole = both(x, byte, some, base, largest, QUANTIZE)
         store_float8(operand, floats, row, zero, padded_k, padded_m, BLOCK_M)
         if is_plain != 0:
@@ -276,10 +274,10 @@ def prepared_integer(
         "reference": empty(padded_m),
         "integer": empty(m, padded_k, dtype=torch.int8),
         "base_of_x": empty(m),
-        "far_of_x": empty(m),
+        "uneven_of_x": empty(m),
         "heights": empty(steps, padded_n),
         "base_of_w": empty(padded_n),
-        "far_of_w": empty(padded_n),
+        "uneven_of_w": empty(padded_n),
     }
     sizes = {"n": n, "k": k, "padded_m": padded_m, "padded_n": padded_n, "padded_k": padded_k}
     names = "codes", "code_stride", "scales", "scale_stride", "blocks"
